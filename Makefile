@@ -1,0 +1,47 @@
+# The two commands of the README are `make demo` and `make test`; the rest serves them.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST_WORKERS ?= 2
+
+.PHONY: help demo test check unit slurm-tests bench slurm venv proto clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
+
+demo: slurm venv ## Install what is missing and run the demonstration on a Slurm of its own
+	@$(BIN)/python -m slurm_synergy.cli.demo
+
+test: slurm venv check ## Install what is missing and pass every check and test
+	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
+
+check: venv ## Formatting, lint, types, import contracts
+	@$(BIN)/ruff format --check . && $(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+unit: venv ## The tests that need no Slurm
+	@$(BIN)/python -m pytest tests/unit tests/properties
+
+slurm-tests: slurm venv ## The tests on the embedded cluster
+	@$(BIN)/python -m pytest tests/slurm tests/jobside
+
+bench: venv ## Every benchmark, one JSON object each
+	@for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b --json || exit 1; done
+
+slurm: ## Debian's slurm-wlm and munge, if missing
+	@scripts/install-slurm.sh
+
+venv: $(STAMP) ## .venv with the project and its extras
+
+$(STAMP): setup.cfg pyproject.toml constraints.txt scripts/make-venv.sh
+	@scripts/make-venv.sh $(PYTHON) $(VENV)
+	@touch $@
+
+proto: venv ## Generate the stubs of lease.proto again
+	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. slurm_synergy/proto/lease.proto
+
+clean: ## Remove what `make` made in this directory
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

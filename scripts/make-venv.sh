@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Make a virtual environment with the project and its extras: make-venv.sh PYTHON VENV
+# Idempotent: an environment that is there is brought up to date.
+set -euo pipefail
+python=$1
+venv=$2
+cd "$(dirname "$0")/.."
+
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    if ! command -v "$python" >/dev/null && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+        echo "Installing python3 and python3-venv (Debian packages)"
+        apt-get update -q >/dev/null
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -q python3 python3-venv >/dev/null
+    else
+        echo "make: '$python' must be Python 3.11 or newer; use 'make PYTHON=/path/to/python3 …'" >&2
+        exit 1
+    fi
+fi
+
+if [ ! -x "$venv/bin/pip" ]; then
+    if ! "$python" -c 'import ensurepip' 2>/dev/null; then
+        echo "Installing python3-venv (Debian package)"
+        sudo=""
+        [ "$(id -u)" = 0 ] || sudo=sudo
+        $sudo apt-get update -q >/dev/null
+        DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -q python3-venv >/dev/null
+    fi
+    echo "Creating $venv"
+    "$python" -m venv "$venv"
+fi
+echo "Installing slurm-synergy with its extras into $venv (a few minutes the first time)"
+"$venv/bin/pip" install -q --disable-pip-version-check -c constraints.txt \
+    -e '.[controller,torch,examples,test]'
