@@ -1,0 +1,29 @@
+"""The embedded Slurm: a whole cluster with pretended GPU nodes on one machine."""
+
+from slurm_synergy.devcluster.cluster import (
+    DevCluster,
+    Status,
+    default_state_dir,
+    missing_programs,
+    slurm_version,
+)
+from slurm_synergy.devcluster.shapes import (
+    DEFAULT_SHAPES,
+    NodeShape,
+    load_shapes,
+    parse_shape,
+    real_shape,
+)
+
+__all__ = [
+    "DEFAULT_SHAPES",
+    "DevCluster",
+    "NodeShape",
+    "Status",
+    "default_state_dir",
+    "load_shapes",
+    "missing_programs",
+    "parse_shape",
+    "real_shape",
+    "slurm_version",
+]

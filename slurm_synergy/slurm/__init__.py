@@ -1,0 +1,1 @@
+"""Everything that knows Slurm: commands, parsers, facts, the client, the cluster adapter."""
