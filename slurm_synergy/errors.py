@@ -12,6 +12,7 @@
     │   ├── SlurmReadBackError an accepted update did not take effect
     │   └── SlurmParseError    Slurm's answer was not understood: the text
     ├── DevClusterError        the embedded cluster could not be started or stopped
+    ├── DemoError              the demonstration did not show what it promises
     ├── LedgerError            the state database is unusable (never auto-deleted)
     ├── LeaseError             a lease call was refused or failed
     └── CheckpointError        a checkpoint could not be written or trusted
@@ -27,6 +28,7 @@ __all__ = [
     "CheckpointError",
     "ClusterError",
     "ConfigError",
+    "DemoError",
     "DevClusterError",
     "HintError",
     "LeaseError",
@@ -116,6 +118,10 @@ class SlurmParseError(ClusterError):
 
 class DevClusterError(SynergyError):
     """The embedded cluster could not be started or stopped."""
+
+
+class DemoError(SynergyError):
+    """The demonstration did not come to its end, or did not show what it promises."""
 
 
 class LedgerError(SynergyError):

@@ -1,0 +1,137 @@
+"""Run Slurm's commands. The only place that spawns them, and the one that tests replace.
+
+Commands get a small environment of their own: ``LC_ALL=C`` for the texts, ``TZ=UTC`` for the
+times, and no ``SLURM_*``, ``SQUEUE_*`` or ``SCONTROL_*`` variable of the caller except the
+configuration's place, since those change what is printed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from slurm_synergy.errors import SlurmCommandError, SlurmTimeout
+
+__all__ = ["CommandResult", "CommandRunner", "SlurmCommands", "classify"]
+
+_KINDS = (
+    (
+        "controller_down",
+        (
+            "Unable to contact slurm controller",
+            "Unexpected message received",
+            "Socket timed out",
+            "Zero Bytes were transmitted",
+            "Connection refused",
+            "Munge encode failed",
+            "authentication error",
+            "Incomplete message",
+        ),
+    ),
+    ("finished", ("Job has already finished", "already completing or completed")),
+    ("not_pending", ("no longer pending execution",)),
+    ("pending", ("Job is pending execution",)),
+    ("disabled", ("presently disabled",)),
+    ("in_use", ("reservation is in use",)),
+    ("exists", ("Duplicate reservation name",)),
+    ("permission", ("ccess/permission denied", "Invalid user id", "ot authorized")),
+    (
+        "not_found",
+        (
+            "Invalid job id specified",
+            " not found",
+            "Requested reservation is invalid",
+            "Invalid partition name specified",
+        ),
+    ),
+    ("invalid", ("Invalid", "invalid", "Requested", "not supported", "No changes", "unrecognized")),
+)
+
+
+def classify(text: str) -> str:
+    """The ``kind`` of a failed command from what it printed (its exit status tells nothing)."""
+    for kind, phrases in _KINDS:
+        if any(phrase in text for phrase in phrases):
+            return kind
+    return "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandResult:
+    """What a command answered. Undecodable bytes are kept as surrogates."""
+
+    argv: tuple[str, ...]
+    rc: int
+    stdout: str
+    stderr: str
+
+    def check(self) -> CommandResult:
+        """This result if the command succeeded; raises ``SlurmCommandError`` if not."""
+        if self.rc != 0:
+            # "not found" texts go to standard output.
+            said = self.stderr.strip() or self.stdout.strip()[:2000]
+            raise SlurmCommandError(self.argv, self.rc, said, kind=classify(said))
+        return self
+
+
+class CommandRunner(Protocol):
+    """Runs one command to its end."""
+
+    def run(self, argv: Sequence[str], *, timeout_s: float, stdin: str = "") -> CommandResult:
+        """Run ``argv``; raises ``SlurmTimeout``, or ``SlurmCommandError`` if it cannot start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmCommands:
+    """The real runner. ``slurm_conf`` and ``bin_dir`` default to the caller's environment."""
+
+    slurm_conf: str | None = None
+    bin_dir: str | None = None
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+
+    def run(self, argv: Sequence[str], *, timeout_s: float, stdin: str = "") -> CommandResult:
+        """See ``CommandRunner``. The command's process group is ended when time is over."""
+        program = self._resolve(argv)
+        process = subprocess.Popen(
+            [program, *argv[1:]],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="surrogateescape",
+            env=self._environment(),
+            start_new_session=True,
+        )
+        try:
+            stdout, stderr = process.communicate(stdin, timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise SlurmTimeout(argv, timeout_s) from None
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+        return CommandResult(argv=tuple(argv), rc=process.returncode, stdout=stdout, stderr=stderr)
+
+    def _resolve(self, argv: Sequence[str]) -> str:
+        path = self.bin_dir or self.environment.get("PATH", os.defpath)
+        program = shutil.which(argv[0], path=path)
+        if program is None:
+            text = f"{argv[0]} not in {path}; install Slurm's commands or set their directory"
+            raise SlurmCommandError(argv, 127, text, kind="not_installed")
+        return str(Path(program).absolute())
+
+    def _environment(self) -> dict[str, str]:
+        kept = {
+            key: value
+            for key, value in self.environment.items()
+            if key in ("PATH", "HOME", "USER", "LOGNAME", "LD_LIBRARY_PATH", "SLURM_CONF_SERVER")
+        }
+        kept.update(LC_ALL="C", TZ="UTC")
+        conf = self.slurm_conf or self.environment.get("SLURM_CONF")
+        return kept | ({"SLURM_CONF": conf} if conf else {})
