@@ -1,0 +1,439 @@
+"""Settings: one YAML file to one frozen, validated value. The only reader of settings.
+
+Defaults live in the types below; ``etc/synergy.yaml`` is generated from them
+(``synergyctl config --default``) and a test keeps both equal.
+"""
+
+from __future__ import annotations
+
+import difflib
+import textwrap
+from collections.abc import Hashable, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from slurm_synergy.errors import ConfigError
+
+__all__ = [
+    "DEFAULT_PATH",
+    "ClusterSettings",
+    "EnforcementChoice",
+    "JournalSettings",
+    "LeaseSettings",
+    "LogLevel",
+    "MungeSettings",
+    "PoolSettings",
+    "SchedulingSettings",
+    "Settings",
+    "SlurmSettings",
+    "load_settings",
+    "parse_address",
+    "parse_settings",
+    "render_default_yaml",
+]
+
+DEFAULT_PATH = Path("/etc/slurm-synergy/synergy.yaml")
+"""Where the daemon and synergyctl look when no file is named."""
+
+_WIDTH = 100
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """``HOST:PORT`` (IPv6 in brackets) as host and port 0..65535. Raises ValueError."""
+    host, colon, port = text.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not bare or any(c.isspace() or c in "/[]" for c in bare):
+        raise ValueError(f"{text!r} is not HOST:PORT")
+    if ":" in bare and bare == host:
+        raise ValueError(f"{text!r}: write an IPv6 address in brackets, as in [::1]:7737")
+    if not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise ValueError(f"{text!r}: the port must be a number from 0 to 65535")
+    return bare, int(port)
+
+
+class EnforcementChoice(StrEnum):
+    """How CPU shares are made real; ``auto`` chooses by the partition's OverSubscribe."""
+
+    AUTO = "auto"
+    SHARED = "shared"
+    BORROW = "borrow"
+    REQUEUE = "requeue"
+
+
+class LogLevel(StrEnum):
+    """Least severity that is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+Seconds = Annotated[float, Field(strict=True, gt=0, le=31_536_000, allow_inf_nan=False)]
+"""A duration in seconds: more than 0, at most a year."""
+
+Flag = Annotated[bool, Field(strict=True)]
+Name = Annotated[str, Field(pattern=_NAME)]
+
+
+def _refuse_relative(value: object) -> object:
+    if isinstance(value, str) and not value.startswith("/"):
+        raise PydanticCustomError("absolute_path", "must be an absolute path")
+    return value
+
+
+AbsolutePath = Annotated[Path, BeforeValidator(_refuse_relative)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _all_commented_out_means_defaults(cls, value: object) -> object:
+        return {} if value is None else value
+
+
+class ClusterSettings(_Section):
+    """Names of the cluster and of this controller."""
+
+    name: str = Field(
+        default="", description="Slurm's ClusterName; empty: taken as Slurm reports it."
+    )
+    controller_name: Name = Field(
+        default="synergy",
+        description="Name of this controller. Controllers on one cluster need different names.",
+    )
+
+
+class SlurmSettings(_Section):
+    """How Slurm is reached."""
+
+    conf: AbsolutePath | None = Field(
+        default=None, description="slurm.conf to use; null: SLURM_CONF or Slurm's own default."
+    )
+    bin_dir: AbsolutePath | None = Field(
+        default=None, description="Directory of squeue, scontrol and sinfo; null: found on PATH."
+    )
+    command_timeout_s: Seconds = Field(
+        default=30.0, description="Longest wait for one Slurm command, in seconds."
+    )
+    partition: Name = Field(
+        default="synergy",
+        description="The managed partition. Jobs of other partitions are never touched.",
+    )
+
+
+class PoolSettings(_Section):
+    """The nodes that are scheduled."""
+
+    nodes: str = Field(
+        default="",
+        description="Nodes of the pool as a Slurm host list, e.g. 'v100-[1-4],a100-1'; "
+        "empty: all nodes of the partition.",
+    )
+    reservation: Flag = Field(
+        default=True,
+        description="Whether the controller keeps a reservation over the pool's nodes.",
+    )
+    reservation_name: str = Field(
+        default="",
+        pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$",
+        description="Name of that reservation; empty: 'synergy-' and the controller's name "
+        "(just 'synergy' for the default name).",
+    )
+
+
+class SchedulingSettings(_Section):
+    """Rounds: who runs, where, and how often that is decided."""
+
+    policy: Name = Field(default="srtf", description="Who runs: fifo or srtf.")
+    mechanism: Name = Field(
+        default="tune", description="Where, and with how much CPU and memory: proportional or tune."
+    )
+    round_s: Seconds = Field(default=300.0, description="Time between periodic rounds, in seconds.")
+    poll_s: Seconds = Field(
+        default=2.0, description="Time between two readings of the queue, in seconds."
+    )
+    debounce_s: Annotated[float, Field(strict=True, ge=0, le=3600)] = Field(
+        default=1.0,
+        description="After an arrival or completion, wait this long for more of them before the "
+        "early round, in seconds.",
+    )
+    start_deadline_s: Seconds = Field(
+        default=60.0,
+        description="A released job that does not start within this is held again, seconds.",
+    )
+    grace_s: Seconds = Field(
+        default=120.0, description="How long a stopped job may take to checkpoint, in seconds."
+    )
+    retry_backoff_s: Seconds = Field(
+        default=30.0,
+        description="How long a job whose start failed is not planned again, in seconds.",
+    )
+    dry_run: Flag = Field(
+        default=False, description="Decide and say what would be done, but change nothing in Slurm."
+    )
+
+    @model_validator(mode="after")
+    def _round_is_not_shorter_than_poll(self) -> Self:
+        if self.poll_s > self.round_s:
+            raise PydanticCustomError(
+                "poll_over_round",
+                "poll_s ({poll_s} s) must not exceed round_s ({round_s} s)",
+                {"poll_s": self.poll_s, "round_s": self.round_s},
+            )
+        return self
+
+
+class MungeSettings(_Section):
+    """How credentials of callers are checked."""
+
+    socket: AbsolutePath | None = Field(
+        default=None, description="Socket of munged; null: munge's own default."
+    )
+
+
+class LeaseSettings(_Section):
+    """The lease service that running jobs and synergyctl talk to."""
+
+    listen: str = Field(
+        default="0.0.0.0:7737",
+        description="Address and port to listen on, HOST:PORT; port 0 takes any free one.",
+    )
+    advertise: str | None = Field(
+        default=None,
+        description="HOST:PORT that jobs are told to call; null: this host's name and the port.",
+    )
+    lease_s: Annotated[float, Field(strict=True, ge=1, le=86_400)] = Field(
+        default=60.0,
+        description="How long a job keeps its extra cores when the controller is silent, seconds.",
+    )
+    munge: MungeSettings = Field(default=MungeSettings(), description="Authentication of callers.")
+
+    @field_validator("listen", "advertise")
+    @classmethod
+    def _is_an_address(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                parse_address(value)
+            except ValueError as err:
+                raise PydanticCustomError("address", "{what}", {"what": str(err)}) from err
+        return value
+
+
+class JournalSettings(_Section):
+    """The round journal: one JSON record per round."""
+
+    max_mib: Annotated[int, Field(strict=True, ge=1, le=65_536)] = Field(
+        default=64, description="A journal file that reaches this size is rotated, in MiB."
+    )
+    keep: Annotated[int, Field(strict=True, ge=1, le=1000)] = Field(
+        default=5, description="How many rotated journal files are kept (count)."
+    )
+
+
+class Settings(_Section):
+    """Everything that can be set. ``Settings()`` has the defaults."""
+
+    cluster: ClusterSettings = Field(default=ClusterSettings(), description="Names.")
+    slurm: SlurmSettings = Field(default=SlurmSettings(), description="How Slurm is reached.")
+    pool: PoolSettings = Field(default=PoolSettings(), description="The nodes that are scheduled.")
+    scheduling: SchedulingSettings = Field(
+        default=SchedulingSettings(),
+        description="Rounds: who runs, where, and how often it is decided.",
+    )
+    enforcement: EnforcementChoice = Field(
+        default=EnforcementChoice.AUTO,
+        description="How CPU shares are made real: shared (partition with OverSubscribe=FORCE; "
+        "cores move between running jobs in place), requeue (works everywhere; a change restarts "
+        "the job), or auto (shared where the partition allows it, else requeue).",
+    )
+    leases: LeaseSettings = Field(
+        default=LeaseSettings(), description="The service that running jobs and synergyctl talk to."
+    )
+    operators: tuple[str | int, ...] = Field(
+        default=("root",),
+        min_length=1,
+        description="Users (names or numeric ids) who may drain and resume, and see everything.",
+    )
+    state_dir: AbsolutePath = Field(
+        default=Path("/var/lib/slurm-synergy"),
+        description="Directory of the ledger and the journal; only one daemon may use it.",
+    )
+    journal: JournalSettings = Field(
+        default=JournalSettings(), description="One JSON record per round."
+    )
+    log_level: LogLevel = Field(
+        default=LogLevel.INFO,
+        description="Least severity that is logged: debug, info, warning, error.",
+    )
+
+    @field_validator("enforcement")
+    @classmethod
+    def _is_supported(cls, value: EnforcementChoice) -> EnforcementChoice:
+        if value is EnforcementChoice.BORROW:
+            raise PydanticCustomError(
+                "unsupported", "'borrow' is not available in this release; use auto or requeue"
+            )
+        return value
+
+    @property
+    def reservation_name(self) -> str:
+        """Name of the controller's reservation."""
+        if self.pool.reservation_name:
+            return self.pool.reservation_name
+        name = self.cluster.controller_name
+        return name if name == "synergy" else f"synergy-{name}"
+
+
+def load_settings(path: Path | str) -> Settings:
+    """The settings of a YAML file; an empty file means the defaults.
+
+    Raises ConfigError naming the file, the key, the value and what to do.
+    """
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError as err:
+        raise ConfigError(
+            "there is no such file",
+            file=str(file),
+            remedy="name an existing file with --config, or write one with "
+            "'synergyctl config --default'",
+        ) from err
+    except (OSError, UnicodeDecodeError) as err:
+        raise ConfigError(
+            f"cannot be read: {err}", file=str(file), remedy="make it readable UTF-8 text"
+        ) from err
+    return parse_settings(text, file=str(file))
+
+
+def parse_settings(text: str, *, file: str = "") -> Settings:
+    """The settings of a YAML text; ``file`` is its name for messages. Raises ConfigError."""
+    try:
+        raw = yaml.load(text, Loader=_StrictLoader)
+    except yaml.YAMLError as err:
+        mark = getattr(err, "problem_mark", None)
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConfigError(
+            f"{place}not valid YAML: {getattr(err, 'problem', None) or err}",
+            file=file,
+            remedy="correct that line; see 'synergyctl config --default'",
+        ) from err
+    if raw is None:
+        return Settings()
+    if not isinstance(raw, Mapping):
+        raise ConfigError(
+            f"must be a mapping of sections, not a {type(raw).__name__}",
+            file=file,
+            remedy="see 'synergyctl config --default'",
+        )
+    try:
+        return Settings.model_validate(dict(raw))
+    except ValidationError as err:
+        raise _config_error(err.errors()[0], file) from err
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key written twice, where YAML would keep the last silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} is written twice", key_node.start_mark
+                )
+            if isinstance(key, Hashable):
+                seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _config_error(details: ErrorDetails, file: str) -> ConfigError:
+    path = [str(part) for part in details["loc"]]
+    value = details["input"]
+    if details["type"] == "extra_forbidden":
+        return _unknown_key(path, value, file)
+    what = details["msg"][:1].lower() + details["msg"][1:]
+    # A union's branches append their own names to the location; the key ends where fields end.
+    key, description = _described(path)
+    shown = value if isinstance(value, (str, int, float, bool)) else None
+    return ConfigError(what, file=file, key=key, value=shown, remedy=description)
+
+
+def _unknown_key(path: Sequence[str], value: object, file: str) -> ConfigError:
+    model: type[BaseModel] = Settings
+    for part in path[:-1]:
+        model = type(model.model_fields[part].default)
+    known = list(model.model_fields)
+    near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
+    remedy = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
+    shown = value if isinstance(value, (str, int, float, bool)) else None
+    return ConfigError("unknown key", file=file, key=".".join(path), value=shown, remedy=remedy)
+
+
+def _described(path: Sequence[str]) -> tuple[str, str]:
+    model: type[BaseModel] = Settings
+    key: list[str] = []
+    description = ""
+    for part in path:
+        field = model.model_fields.get(part)
+        if field is None:
+            break
+        key.append(part)
+        description = field.description or ""
+        if not isinstance(field.default, _Section):
+            break
+        model = type(field.default)
+    return ".".join(key), f"expected: {description}" if description else ""
+
+
+def render_default_yaml() -> str:
+    """The fully commented settings file with every key at its default."""
+    lines = [
+        "# Settings of slurm-synergy. Every key is shown with its default; a key that is left out",
+        "# keeps it. Units are part of the names: _s seconds, _mib MiB.",
+        "",
+    ]
+    for name, field in Settings.model_fields.items():
+        lines.extend(_render_field(name, field.description or "", field.default, 0))
+        lines.append("")
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _render_field(name: str, description: str, default: object, depth: int) -> list[str]:
+    pad = "  " * depth
+    lines = [f"{pad}# {line}" for line in textwrap.wrap(description, width=_WIDTH - len(pad) - 2)]
+    if not isinstance(default, _Section):
+        return [*lines, f"{pad}{name}: {_scalar(default)}"]
+    lines.append(f"{pad}{name}:")
+    for key, field in type(default).model_fields.items():
+        lines.extend(_render_field(key, field.description or "", field.default, depth + 1))
+    return lines
+
+
+def _scalar(value: object) -> str:
+    if isinstance(value, StrEnum | Path):
+        value = str(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, tuple):
+        value = list(value)
+    text = yaml.safe_dump(value, default_flow_style=True, width=1000).strip()
+    return text.removesuffix("...").strip()

@@ -1,0 +1,460 @@
+"""The ledger: the scheduler's durable memory in one SQLite file (``Records`` of the seam).
+
+It holds what Slurm does not know or forgets: leases, stops in progress, progress, attained
+service, what the user originally asked for, intents that were not confirmed, measured profiles.
+Slurm stays the truth about what runs. Every write is on disk when the call returns. A damaged file
+is never repaired or deleted here: the error says what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TypeVar
+
+from slurm_synergy.cluster import Action, Clock, Outcome, Record
+from slurm_synergy.controller.codec import decode, encode
+from slurm_synergy.controller.journal import Journal, decode_action, encode_action
+from slurm_synergy.core.model import Lease, Plan, Profile, Reason, Snapshot
+from slurm_synergy.errors import LedgerError, ModelError
+
+__all__ = ["SCHEMA_VERSION", "Ledger", "OpenIntent", "StoredLease"]
+
+SCHEMA_VERSION = 1
+"""``user_version`` of the file; a newer one is refused."""
+
+_T = TypeVar("_T")
+_BUSY_TIMEOUT_S = 5.0
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE jobs (
+    job_id INTEGER PRIMARY KEY,
+    generation INTEGER NOT NULL DEFAULT 0,        -- grows over all leases of the job
+    lease TEXT,                                   -- JSON of Lease; NULL: holds nothing
+    owner_uid INTEGER NOT NULL DEFAULT -1,
+    incarnation INTEGER NOT NULL DEFAULT 0,       -- restart count that the lease is for
+    wrapped INTEGER NOT NULL DEFAULT 1,           -- 0: Slurm chose its cores, not we
+    holds_since_s REAL,                           -- service counts from here; NULL: holds nothing
+    attained_gpu_s REAL NOT NULL DEFAULT 0,       -- service of ended leases
+    stopping TEXT,                                -- JSON of Reason; NULL: no stop in progress
+    stop_deadline_s REAL,
+    finished TEXT NOT NULL DEFAULT '[]',          -- JSON: reports of ended tasks of the lease
+    done_samples REAL NOT NULL DEFAULT 0,
+    samples_per_s REAL NOT NULL DEFAULT 0,
+    step INTEGER NOT NULL DEFAULT 0,
+    request TEXT                                  -- JSON: what the user originally asked for
+);
+CREATE TABLE intents (
+    round INTEGER NOT NULL, seq INTEGER NOT NULL, job_id INTEGER NOT NULL, action TEXT NOT NULL,
+    PRIMARY KEY (round, seq)
+) WITHOUT ROWID;
+CREATE TABLE profiles (key TEXT PRIMARY KEY, profile TEXT NOT NULL) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredLease:
+    """A lease with what its keeper must not forget over a restart.
+
+    ``wrapped`` tells whether the job runs under our wrapper, so that we choose its cores.
+    ``stop_deadline_s`` (epoch) and ``stopping`` are set while a stop is in progress. ``finished``
+    are the reports of tasks that ended, as JSON objects.
+    """
+
+    lease: Lease
+    owner_uid: int
+    incarnation: int
+    wrapped: bool = True
+    stopping: Reason | None = None
+    stop_deadline_s: float | None = None
+    finished: tuple[Mapping[str, object], ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenIntent:
+    """An action that was about to be done when the controller died."""
+
+    round_number: int
+    action: Action
+
+
+class Ledger:
+    """Opens (or makes) ``state_dir`` and its ledger; thread-safe. Close it, or use ``with``.
+
+    ``catalogue`` yields a built-in profile where none was measured. Raises LedgerError when the
+    directory is in use by another daemon, or the file is damaged or from a newer release.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        clock: Clock,
+        journal_max_mib: int = 64,
+        journal_keep: int = 5,
+        catalogue: Callable[[str], Profile | None] | None = None,
+    ) -> None:
+        self._clock, self._catalogue = clock, catalogue
+        self._path = state_dir / "ledger.sqlite"
+        self._lock = threading.RLock()
+        self._lock_file = _lock_directory(state_dir)
+        try:
+            self._db = self._open()
+        except BaseException:
+            self._lock_file.close()
+            raise
+        self._journal = Journal(state_dir, max_mib=journal_max_mib, keep=journal_keep)
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file and let another daemon have the directory; idempotent."""
+        with self._lock:
+            self._db.close()
+            self._lock_file.close()
+
+    # Records of the seam
+
+    def read(self) -> Mapping[int, Record]:
+        """Records by job id; attained service includes the lease in force, up to now."""
+        now_s = self._clock.now_s()
+        rows = self._query("SELECT * FROM jobs ORDER BY job_id")
+        return {row["job_id"]: self._record(row, now_s) for row in rows}
+
+    def draining(self) -> bool:
+        """Whether an operator asked that nothing be started."""
+        return self._meta("draining") == "1"
+
+    def set_draining(self, draining: bool) -> None:
+        """Remember, over restarts too, whether anything may be started."""
+        with self._transaction() as db:
+            _set_meta(db, "draining", "1" if draining else "0")
+
+    def next_round(self) -> int:
+        """A round number greater than all earlier ones, also after a restart."""
+        with self._transaction() as db:
+            row = db.execute("SELECT value FROM meta WHERE key = 'round'").fetchone()
+            number = int(row["value"]) + 1 if row else 1
+            _set_meta(db, "round", str(number))
+        return number
+
+    def intend(self, round_number: int, actions: Sequence[Action]) -> None:
+        """Write what is about to be done, durably, before it is done."""
+        rows = [
+            (round_number, seq, action.job_id, json.dumps(encode_action(action)))
+            for seq, action in enumerate(actions)
+        ]
+        with self._transaction() as db:
+            db.executemany("INSERT OR REPLACE INTO intents VALUES (?, ?, ?, ?)", rows)
+
+    def commit(self, round_number: int, outcomes: Sequence[Outcome], snapshot: Snapshot) -> None:
+        """Close the intents that have an outcome.
+
+        What was granted, changed or ended is written by the keeper of leases at that moment.
+        """
+        with self._transaction() as db:
+            db.executemany(
+                "DELETE FROM intents WHERE round = ? AND job_id = ?",
+                [(round_number, outcome.action.job_id) for outcome in outcomes],
+            )
+
+    def journal(
+        self,
+        snapshot: Snapshot,
+        plan: Plan,
+        actions: Sequence[Action],
+        outcomes: Sequence[Outcome],
+        took_s: Mapping[str, float],
+    ) -> None:
+        """Append the round to the journal. Raises LedgerError when it cannot be written."""
+        with self._lock:
+            self._journal.append(snapshot, plan, actions, outcomes, took_s)
+
+    def profile(self, key: str) -> Profile | None:
+        """The measured profile of that key, else the catalogue's, else None."""
+        rows = self._query("SELECT profile FROM profiles WHERE key = ?", key)
+        if rows:
+            return self._decoded(Profile, rows[0]["profile"])
+        return self._catalogue(key) if self._catalogue else None
+
+    # Recovery
+
+    def open_intents(self) -> tuple[OpenIntent, ...]:
+        """Intents without an outcome, oldest first: what a dead controller was doing."""
+        rows = self._query("SELECT round, action FROM intents ORDER BY round, seq")
+        try:
+            return tuple(
+                OpenIntent(
+                    round_number=row["round"], action=decode_action(json.loads(row["action"]))
+                )
+                for row in rows
+            )
+        except (ModelError, json.JSONDecodeError) as err:
+            raise self._damaged(err) from err
+
+    def forget_intents(self, up_to_round: int) -> None:
+        """Drop open intents of that round and before: they were looked into."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM intents WHERE round <= ?", (up_to_round,))
+
+    # Leases, for their keeper
+
+    def load_leases(self) -> tuple[StoredLease, ...]:
+        """All leases in force, by job id."""
+        rows = self._query("SELECT * FROM jobs WHERE lease IS NOT NULL ORDER BY job_id")
+        return tuple(
+            StoredLease(
+                lease=self._decoded(Lease, row["lease"]),
+                owner_uid=row["owner_uid"],
+                incarnation=row["incarnation"],
+                wrapped=bool(row["wrapped"]),
+                stopping=self._decoded(Reason, row["stopping"]) if row["stopping"] else None,
+                stop_deadline_s=row["stop_deadline_s"],
+                finished=tuple(json.loads(row["finished"])),
+            )
+            for row in rows
+        )
+
+    def last_generation(self, job_id: int) -> int:
+        """The newest generation that any lease of the job had; 0 for none."""
+        rows = self._query("SELECT generation FROM jobs WHERE job_id = ?", job_id)
+        return int(rows[0]["generation"]) if rows else 0
+
+    def save_leases(self, stored: Iterable[StoredLease]) -> None:
+        """Write leases, all or none. Service counts from the first write of a lease."""
+        now_s = self._clock.now_s()
+        with self._transaction() as db:
+            for item in stored:
+                lease, stopping = item.lease, item.stopping
+                db.execute(
+                    "INSERT INTO jobs (job_id, generation, lease, owner_uid, incarnation,"
+                    " wrapped, holds_since_s, stopping, stop_deadline_s, finished)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (job_id) DO UPDATE SET"
+                    " generation = excluded.generation, lease = excluded.lease,"
+                    " owner_uid = excluded.owner_uid, incarnation = excluded.incarnation,"
+                    " wrapped = excluded.wrapped,"
+                    " holds_since_s = coalesce(holds_since_s, excluded.holds_since_s),"
+                    " stopping = excluded.stopping, stop_deadline_s = excluded.stop_deadline_s,"
+                    " finished = excluded.finished",
+                    (
+                        lease.job_id,
+                        lease.generation,
+                        json.dumps(encode(lease)),
+                        item.owner_uid,
+                        item.incarnation,
+                        item.wrapped,
+                        now_s,
+                        json.dumps(encode(stopping)) if stopping else None,
+                        item.stop_deadline_s,
+                        json.dumps([dict(report) for report in item.finished]),
+                    ),
+                )
+
+    def end_lease(self, job_id: int) -> None:
+        """The job holds nothing any more: add up its service, forget lease and stop."""
+        now_s = self._clock.now_s()
+        with self._transaction() as db:
+            row = db.execute("SELECT * FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
+            if row is None:
+                return
+            db.execute(
+                "UPDATE jobs SET attained_gpu_s = ?, lease = NULL, holds_since_s = NULL,"
+                " stopping = NULL, stop_deadline_s = NULL, finished = '[]' WHERE job_id = ?",
+                (self._attained_gpu_s(row, now_s), job_id),
+            )
+
+    def save_progress(
+        self, job_id: int, *, done_samples: float, samples_per_s: float, step: int
+    ) -> None:
+        """Remember how far a known job is: samples and steps since it began."""
+        with self._transaction() as db:
+            db.execute(
+                "UPDATE jobs SET done_samples = ?, samples_per_s = ?, step = ? WHERE job_id = ?",
+                (done_samples, samples_per_s, step, job_id),
+            )
+
+    # Memory of jobs and profiles
+
+    def remember_request(self, job_id: int, request: Mapping[str, object]) -> None:
+        """Keep what the user originally asked for (JSON); the first word stands."""
+        with self._transaction() as db:
+            db.execute(
+                "INSERT INTO jobs (job_id, request) VALUES (?, ?) ON CONFLICT (job_id) DO UPDATE"
+                " SET request = coalesce(request, excluded.request)",
+                (job_id, json.dumps(dict(request), allow_nan=False)),
+            )
+
+    def request(self, job_id: int) -> Mapping[str, object] | None:
+        """What the user originally asked for, or None when that was not remembered."""
+        rows = self._query("SELECT request FROM jobs WHERE job_id = ?", job_id)
+        if not rows or rows[0]["request"] is None:
+            return None
+        loaded: Mapping[str, object] = json.loads(rows[0]["request"])
+        return loaded
+
+    def forget_job(self, job_id: int) -> None:
+        """Slurm does not know the job any more: drop all about it."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM jobs WHERE job_id = ?", (job_id,))
+            db.execute("DELETE FROM intents WHERE job_id = ?", (job_id,))
+
+    def save_profile(self, profile: Profile) -> None:
+        """Keep a measured profile under its key."""
+        with self._transaction() as db:
+            db.execute(
+                "INSERT OR REPLACE INTO profiles VALUES (?, ?)",
+                (profile.key, json.dumps(encode(profile))),
+            )
+
+    # Inside
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            self._path.chmod(0o600)
+        except OSError as err:
+            raise LedgerError(
+                f"cannot open {self._path}: {err}; correct the owner and mode of state_dir"
+            ) from err
+        db = sqlite3.connect(
+            self._path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+        )
+        db.row_factory = sqlite3.Row
+        try:
+            # FULL: a lease that was granted must survive a power cut, or its job is adopted blind.
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = FULL")
+            found = db.execute("PRAGMA quick_check").fetchone()[0]
+            if found != "ok":
+                raise sqlite3.DatabaseError(found)
+            self._migrate(db)
+        except sqlite3.Error as err:
+            db.close()
+            raise self._damaged(err) from err
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _migrate(self, db: sqlite3.Connection) -> None:
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version > SCHEMA_VERSION:
+            raise LedgerError(
+                f"{self._path} was written by a newer release (format {version}, this one reads "
+                f"{SCHEMA_VERSION}); install that release again, or choose another state_dir"
+            )
+        if version == 0:
+            db.executescript(
+                f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+            )
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                try:
+                    yield self._db
+                except BaseException:
+                    self._db.execute("ROLLBACK")
+                    raise
+                self._db.execute("COMMIT")
+            except sqlite3.Error as err:
+                if self._in_transaction():
+                    self._db.execute("ROLLBACK")
+                raise self._damaged(err) from err
+
+    def _in_transaction(self) -> bool:
+        try:
+            return self._db.in_transaction
+        except sqlite3.ProgrammingError:  # closed
+            return False
+
+    def _query(self, sql: str, *values: object) -> list[sqlite3.Row]:
+        with self._lock:
+            try:
+                return self._db.execute(sql, values).fetchall()
+            except sqlite3.Error as err:
+                raise self._damaged(err) from err
+
+    def _meta(self, key: str) -> str | None:
+        rows = self._query("SELECT value FROM meta WHERE key = ?", key)
+        return rows[0]["value"] if rows else None
+
+    def _record(self, row: sqlite3.Row, now_s: float) -> Record:
+        return Record(
+            job_id=row["job_id"],
+            lease=self._decoded(Lease, row["lease"]) if row["lease"] else None,
+            stopping=self._decoded(Reason, row["stopping"]) if row["stopping"] else None,
+            done_samples=row["done_samples"],
+            attained_service_gpu_s=self._attained_gpu_s(row, now_s),
+        )
+
+    def _attained_gpu_s(self, row: sqlite3.Row, now_s: float) -> float:
+        attained = float(row["attained_gpu_s"])
+        if row["lease"] is None or row["holds_since_s"] is None:
+            return attained
+        gpus = self._decoded(Lease, row["lease"]).placement.gpus
+        return attained + gpus * max(0.0, now_s - float(row["holds_since_s"]))
+
+    def _decoded(self, kind: type[_T], text: str) -> _T:
+        try:
+            return decode(kind, json.loads(text))
+        except (ModelError, json.JSONDecodeError) as err:
+            raise self._damaged(err) from err
+
+    def _damaged(self, err: Exception) -> LedgerError:
+        text = str(err)
+        if "locked" in text or "busy" in text:
+            remedy = "another program has it open: end that program"
+        elif "full" in text:
+            remedy = "free some space on its file system"
+        elif "readonly" in text:
+            remedy = "correct the owner and mode of state_dir"
+        else:
+            remedy = (
+                "nothing was deleted: restore a copy of it, or move it away and start again "
+                "(running jobs are then adopted as Slurm shows them)"
+            )
+        return LedgerError(f"the ledger {self._path} cannot be used: {text}; {remedy}")
+
+
+def _set_meta(db: sqlite3.Connection, key: str, value: str) -> None:
+    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+
+def _lock_directory(state_dir: Path) -> IO[str]:
+    lock_path = state_dir / "lock"
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = lock_path.open("a+", encoding="utf-8")
+    except OSError as err:
+        raise LedgerError(
+            f"cannot use the state directory {state_dir}: {err}; set state_dir to a directory "
+            "that this user may write"
+        ) from err
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as err:
+        file.seek(0)
+        holder = file.read().strip() or "unknown"
+        file.close()
+        raise LedgerError(
+            f"{state_dir} is in use by another controller (process {holder}); stop that one, or "
+            "give this one its own state_dir"
+        ) from err
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file
