@@ -1,12 +1,8 @@
 """The embedded Slurm: a whole cluster with pretended GPU nodes on one machine."""
 
-from slurm_synergy.devcluster.cluster import (
-    DevCluster,
-    Status,
-    default_state_dir,
-    missing_programs,
-    slurm_version,
-)
+from slurm_synergy.devcluster.cluster import DevCluster, Status
+from slurm_synergy.devcluster.layout import default_state_dir
+from slurm_synergy.devcluster.programs import missing_programs, slurm_version
 from slurm_synergy.devcluster.shapes import (
     DEFAULT_SHAPES,
     NodeShape,

@@ -1,0 +1,600 @@
+--[[ Admission of slurm-synergy's jobs. Lua 5.1 to 5.4; Slurm 22.05 and newer.
+
+Jobs for the managed partition are checked, marked requeueable and held: only an operator or the
+controller lets them start. Their owner may cancel, hold or rename them and change their hints, but
+not release or reshape them. All other jobs pass untouched.
+
+Slurm accepts a job unchanged when this script raises an error. Therefore a managed job is held
+before it is looked at, and any error on its way means refusal.
+
+Settings: synergy_site.lua beside this file (see synergy_site.lua.example). After editing it, touch
+this file or restart slurmctld. A site with a job_submit.lua of its own loads this file with dofile
+and calls the two global functions below from its own.
+]]
+
+local DEFAULTS = {
+  partition = "synergy",
+  operators = { 0 },
+  endpoint = nil,
+  shapes = {},
+}
+
+local MARK = "synergy:v=1"
+local HINT_EXAMPLE = "--comment=synergy:profile=resnet18-imagenet,min_mem=20G"
+local GPU_EXAMPLE = "--gres=gpu:N or --gres=gpu:TYPE:N (GPUs per node), with -N K for K nodes"
+local NO_VAL16, NO_VAL, NO_VAL64 = 65534, 4294967294, 1.8e19
+
+-- A refusal is raised as a table so that it cannot be taken for a run-time error.
+local function refuse(format, ...)
+  error({ refusal = string.format(format, ...) }, 0)
+end
+
+-- settings ------------------------------------------------------------------------------------
+
+local function directory_of_this_file()
+  local source = debug.getinfo(1, "S").source
+  return string.match(source, "^@(.*/)") or "./"
+end
+
+local function check_site(site)
+  assert(type(site) == "table", "it must return a table")
+  for key, value in pairs(site) do
+    local kind = ({ partition = "string", operators = "table", endpoint = "string",
+      shapes = "table" })[key]
+    assert(kind, "unknown setting " .. tostring(key))
+    assert(type(value) == kind, key .. " must be a " .. kind)
+  end
+  for _, uid in pairs(site.operators or {}) do
+    assert(type(uid) == "number", "operators must be a list of numeric user ids")
+  end
+  for _, shape in pairs(site.shapes or {}) do
+    assert(type(shape) == "table" and type(shape.type) == "string", "a shape needs a type")
+    for _, key in ipairs({ "nodes", "gpus" }) do
+      assert(type(shape[key]) == "number", "shape " .. shape.type .. " needs the number " .. key)
+    end
+  end
+end
+
+-- Returns the settings, and what is wrong with the site's file (nil when nothing is).
+local function load_site()
+  local site = {}
+  for key, value in pairs(DEFAULTS) do site[key] = value end
+  local path = directory_of_this_file() .. "synergy_site.lua"
+  local file = io.open(path, "r")
+  if not file then return site, nil end
+  local text = file:read("*a") or ""
+  file:close()
+  local ok, given = pcall(function()
+    local table_given = dofile(path)
+    check_site(table_given)
+    return table_given
+  end)
+  if ok then
+    for key, value in pairs(given) do site[key] = value end
+    return site, nil
+  end
+  -- Even from a broken file take the partition's name: its jobs must not slip through.
+  site.partition = string.match("\n" .. text, "\n%s*partition%s*=%s*[\"']([^\"'\n]+)[\"']")
+    or site.partition
+  return site, path .. ": " .. tostring(given)
+end
+
+local SITE, SITE_ERROR
+do
+  local ok, site, problem = pcall(load_site)
+  if ok then
+    SITE, SITE_ERROR = site, problem
+  else
+    SITE, SITE_ERROR = DEFAULTS, tostring(site)
+  end
+  if SITE_ERROR then
+    pcall(slurm.log_error, "slurm-synergy: managed jobs are refused: %s", SITE_ERROR)
+  end
+end
+
+local function is_operator(uid)
+  for _, known in pairs(SITE.operators) do
+    if known == uid then return true end
+  end
+  return uid == 0
+end
+
+-- which jobs are ours -------------------------------------------------------------------------
+
+local function names_managed(partition)
+  if partition == SITE.partition then return true end
+  if not string.find(partition, ",", 1, true) then return false end
+  for name in string.gmatch(partition, "[^,%s]+") do
+    if name == SITE.partition then return true end
+  end
+  return false
+end
+
+local function is_managed(partition, part_list)
+  if partition ~= nil then return names_managed(partition) end
+  -- No partition given: ours only if the site made it the default.
+  local ours = part_list and part_list[SITE.partition]
+  return ours ~= nil and ours.flag_default == 1
+end
+
+-- numbers -------------------------------------------------------------------------------------
+
+-- Slurm says "not given" by the highest values of a type, and newer releases hand out floats.
+local function given(value)
+  if value == nil or value == NO_VAL16 or value == NO_VAL or value >= NO_VAL64 then return nil end
+  return math.floor(value)
+end
+
+local function given_mib(value)
+  if value == nil or value == NO_VAL or value >= 9.2e18 then return nil end
+  return math.floor(value)
+end
+
+local function whole(text)
+  -- Nine digits fit every Lua's integers, and no honest hint needs more.
+  if #text > 9 or not string.match(text, "^%d+$") then return nil end
+  return tonumber(text)
+end
+
+-- hints ---------------------------------------------------------------------------------------
+
+local function positive(text)
+  local number = whole(text)
+  return number and number > 0 and number or nil
+end
+
+local function batch_range(text)
+  local low, high = string.match(text, "^(%d+)%-(%d+)$")
+  if not low then return positive(text) end
+  low, high = positive(low), positive(high)
+  return low and high and low <= high and text or nil
+end
+
+local function matching(pattern)
+  return function(text) return string.match(text, pattern) end
+end
+
+local function size(text)
+  local number = string.match(text, "^(%d+%.?%d*)[MGT]?$")
+  return number and #number <= 9 and tonumber(number) > 0 and text or nil
+end
+
+local function one_of(...)
+  local allowed = {}
+  for _, word in ipairs({ ... }) do allowed[word] = true end
+  return function(text) return allowed[text] and text or nil end
+end
+
+local function type_list(text)
+  local types = {}
+  if string.find("+" .. text .. "+", "++", 1, true) then return nil end
+  for name in string.gmatch(text, "[^+]+") do
+    if not string.match(name, "^[%w_.-]+$") then return nil end
+    types[name] = true
+  end
+  return types
+end
+
+-- The same keys as slurm_synergy/core/hints.py; a test keeps both equal.
+local HINTS = {
+  batch = { parse = batch_range, example = "batch=256 or batch=128-4096" },
+  ckpt_dir = { parse = matching("^/[^,]+$"), example = "ckpt_dir=/scratch/me/run1" },
+  elastic = { parse = one_of("rigid", "scale", "full"), example = "elastic=rigid, scale or full" },
+  epochs = { parse = positive, example = "epochs=90" },
+  gpu_types = { parse = type_list, example = "gpu_types=v100+a100" },
+  grace_s = { parse = positive, example = "grace_s=60" },
+  max_gpus = { parse = positive, example = "max_gpus=16" },
+  min_gpus = { parse = positive, example = "min_gpus=2" },
+  min_mem = { parse = size, example = "min_mem=20G" },
+  profile = { parse = matching("^[%w][%w._-]*$"), example = "profile=resnet18-imagenet" },
+  samples = { parse = positive, example = "samples=1281167" },
+  scale_unit = { parse = positive, example = "scale_unit=2" },
+}
+
+local function known_hints()
+  local names = {}
+  for name in pairs(HINTS) do names[#names + 1] = name end
+  table.sort(names)
+  return table.concat(names, ", ")
+end
+
+-- The token "synergy:..." of a comment, without its prefix; nil when there is none.
+local function hint_token(comment)
+  local found
+  for word in string.gmatch(comment or "", "%S+") do
+    local token = string.match(word, "^synergy:(.*)$")
+    if token then
+      if found then
+        refuse("the comment has more than one synergy: list; put all hints into one, for example %s",
+          HINT_EXAMPLE)
+      end
+      found = token
+    end
+  end
+  return found
+end
+
+local function read_hints(comment)
+  local token = hint_token(comment)
+  local hints = {}
+  if token == nil then return hints end
+  for item in string.gmatch(token .. ",", "([^,]*),") do
+    local key, value = string.match(item, "^([^=]*)=(.*)$")
+    if not key then
+      refuse("the hint \"%s\" is not key=value; for example %s", item, HINT_EXAMPLE)
+    end
+    local hint = HINTS[key]
+    if not hint then
+      refuse("unknown hint \"%s\"; known hints: %s", key, known_hints())
+    end
+    if hints[key] ~= nil then refuse("the hint %s is given twice; give it once", key) end
+    local parsed = hint.parse(value)
+    if parsed == nil then
+      refuse("the hint %s=%s is malformed; write %s", key, value, hint.example)
+    end
+    hints[key] = parsed
+  end
+  if hints.min_gpus and hints.max_gpus and hints.min_gpus > hints.max_gpus then
+    refuse("the hints min_gpus=%d and max_gpus=%d contradict each other; min_gpus must not be larger",
+      hints.min_gpus, hints.max_gpus)
+  end
+  return hints
+end
+
+-- GPUs ----------------------------------------------------------------------------------------
+
+local function known_types()
+  local seen, names = {}, {}
+  for _, shape in ipairs(SITE.shapes) do
+    if not seen[shape.type] then
+      seen[shape.type] = true
+      names[#names + 1] = shape.type
+    end
+  end
+  return seen, table.concat(names, ", ")
+end
+
+-- How many nodes of the type have that many GPUs, and the most GPUs that a node of it has.
+local function nodes_with(gpu_type, gpus)
+  local count, most = 0, 0
+  for _, shape in ipairs(SITE.shapes) do
+    if shape.type == gpu_type then
+      most = math.max(most, shape.gpus)
+      if shape.gpus >= gpus then count = count + shape.nodes end
+    end
+  end
+  return count, most
+end
+
+-- "gres:gpu:v100:2" (22.05) or "gres/gpu:v100:2" (newer): GPUs per node and their type or nil.
+local function parse_gres(text)
+  local gpus, gpu_type
+  for item in string.gmatch(text or "", "[^,]+") do
+    local plain = string.gsub(item, "^gres[:/]", "")
+    local rest = string.match(plain, "^gpu$") and "" or string.match(plain, "^gpu[:=](.+)$")
+    if not rest then
+      refuse("only GPUs can be asked for in partition %s, not \"%s\"; use %s",
+        SITE.partition, plain, GPU_EXAMPLE)
+    end
+    if gpus then
+      refuse("several GPU types in one request; name one, or none and give the hint "
+        .. "gpu_types=v100+a100; use %s", GPU_EXAMPLE)
+    end
+    local name, count = string.match(rest, "^([^:=]+)[:=](%d+)$")
+    if not name then
+      count = string.match(rest, "^%d+$")
+      name = not count and rest ~= "" and rest or nil
+    end
+    if name and not string.match(name, "^[%a_][%w_.-]*$") then
+      refuse("\"%s\" is not a GPU request; use %s", plain, GPU_EXAMPLE)
+    end
+    gpus, gpu_type = whole(count or "1"), name
+    if not gpus then refuse("\"%s\" asks for too many GPUs; use %s", plain, GPU_EXAMPLE) end
+  end
+  if not gpus or gpus == 0 then
+    refuse("jobs in partition %s must ask for GPUs; use %s", SITE.partition, GPU_EXAMPLE)
+  end
+  return gpus, gpu_type
+end
+
+local OTHER_GPU_FORMS = {
+  { field = "tres_per_job", option = "--gpus", instead = "--gres=gpu:N with -N K" },
+  { field = "tres_per_socket", option = "--gpus-per-socket", instead = "--gres=gpu:N" },
+  { field = "cpus_per_tres", option = "--cpus-per-gpu",
+    instead = "-c; the controller gives each job the CPUs that it can use" },
+  { field = "mem_per_tres", option = "--mem-per-gpu",
+    instead = "--mem, or the hint min_mem=20G for what the process needs at least" },
+}
+
+local function refuse_other_gpu_forms(job)
+  for _, form in ipairs(OTHER_GPU_FORMS) do
+    if job[form.field] ~= nil and job[form.field] ~= "" then
+      refuse("%s cannot be used in partition %s; use %s", form.option, SITE.partition, form.instead)
+    end
+  end
+  -- Newer releases keep -c here as well ("cpu=2"); only GPUs are in the way.
+  if string.find(job.tres_per_task or "", "gpu", 1, true) then
+    refuse("--gpus-per-task cannot be used in partition %s; use --gres=gpu:N with "
+      .. "--ntasks-per-node=N for one task per GPU", SITE.partition)
+  end
+  if given(job.ntasks_per_gpu) or given(job.ntasks_per_tres) then
+    refuse("--ntasks-per-gpu cannot be used in partition %s; use --ntasks-per-node=N for one task "
+      .. "per GPU", SITE.partition)
+  end
+end
+
+local function check_supply(gpus, gpu_type, nodes, hints)
+  if #SITE.shapes == 0 then return end
+  local seen, list = known_types()
+  if gpu_type and not seen[gpu_type] then
+    refuse("there are no GPUs of type %s; known types: %s", gpu_type, list)
+  end
+  for name in pairs(hints.gpu_types or {}) do
+    if not seen[name] then
+      refuse("the hint gpu_types names %s, which this cluster lacks; known types: %s", name, list)
+    end
+  end
+  if gpu_type and hints.gpu_types and not hints.gpu_types[gpu_type] then
+    refuse("the request names GPU type %s, the hint gpu_types does not; make them agree", gpu_type)
+  end
+  local most_gpus, most_nodes = 0, 0
+  for name in pairs(seen) do
+    local wanted = gpu_type == name
+      or (not gpu_type and (not hints.gpu_types or hints.gpu_types[name]))
+    if wanted then
+      local count, most = nodes_with(name, gpus)
+      most_gpus, most_nodes = math.max(most_gpus, most), math.max(most_nodes, count)
+    end
+  end
+  local kind = gpu_type and (" of type " .. gpu_type) or ""
+  if gpus > most_gpus then
+    refuse("%d GPUs per node are more than any node%s has; ask for at most %d per node, and for "
+      .. "more nodes with -N", gpus, kind, most_gpus)
+  end
+  if nodes > most_nodes then
+    refuse("%d nodes with %d GPUs%s each are more than there are; ask for at most %d nodes",
+      nodes, gpus, kind, most_nodes)
+  end
+end
+
+-- shape ---------------------------------------------------------------------------------------
+
+local function count_nodes(job)
+  local least, most = given(job.min_nodes), given(job.max_nodes)
+  if most == 0 then most = nil end
+  local tasks, per_node = given(job.num_tasks), given(job.ntasks_per_node)
+  if per_node == 0 then per_node = nil end
+  if not least or least == 0 then
+    if tasks and per_node then return math.ceil(tasks / per_node) end
+    return 1
+  end
+  if most and most ~= least then
+    refuse("node ranges (-N %d-%d) cannot be used in partition %s; use -N K with one number",
+      least, most, SITE.partition)
+  end
+  return least
+end
+
+-- Tasks per node; 0 when the user asked for no number of tasks.
+local function tasks_per_node(job, nodes, gpus)
+  local tasks, per_node = given(job.num_tasks), given(job.ntasks_per_node)
+  if per_node == 0 then per_node = nil end
+  if not per_node then
+    if not tasks then return 0 end
+    if tasks % nodes ~= 0 then
+      refuse("%d tasks cannot be spread evenly over %d nodes; use --ntasks-per-node=1 or "
+        .. "--ntasks-per-node=%d", tasks, nodes, gpus)
+    end
+    per_node = math.floor(tasks / nodes)
+  end
+  if tasks and tasks ~= per_node * nodes then
+    refuse("%d tasks are not %d per node on %d nodes; leave -n out or make them agree",
+      tasks, per_node, nodes)
+  end
+  if per_node ~= 1 and per_node ~= gpus then
+    refuse("%d tasks per node with %d GPUs per node; use one task per node "
+      .. "(--ntasks-per-node=1) or one per GPU (--ntasks-per-node=%d)", per_node, gpus, gpus)
+  end
+  return per_node
+end
+
+local UNPLANNABLE = {
+  { field = "reservation", option = "--reservation", why = "the controller sets its own" },
+  { field = "req_nodes", option = "--nodelist", why = "the controller chooses the nodes" },
+  { field = "exc_nodes", option = "--exclude", why = "the controller chooses the nodes" },
+  { field = "features", option = "--constraint",
+    why = "name a GPU type (--gres=gpu:TYPE:N) or give the hint gpu_types=v100+a100 instead" },
+}
+
+local function check_kind(job)
+  if string.find(job.partition or "", ",", 1, true) then
+    refuse("several partitions are named (%s); name one: -p %s", job.partition, SITE.partition)
+  end
+  if job.script == nil then
+    refuse("interactive jobs (srun, salloc) cannot run in partition %s; use sbatch, or another "
+      .. "partition", SITE.partition)
+  end
+  if job.array_inx ~= nil then
+    refuse("job arrays cannot run in partition %s; submit the jobs one by one, for example in a "
+      .. "shell loop", SITE.partition)
+  end
+  if given(job.het_job_offset) then
+    refuse("heterogeneous jobs cannot run in partition %s; submit an ordinary job with "
+      .. "--gres=gpu:N and -N K", SITE.partition)
+  end
+  local shared = given(job.shared)
+  if shared and shared ~= 1 then
+    refuse("--exclusive cannot be used in partition %s, where jobs share nodes; ask for all GPUs "
+      .. "of a node instead", SITE.partition)
+  end
+  for _, option in ipairs(UNPLANNABLE) do
+    local value = job[option.field]
+    if value ~= nil and value ~= "" then
+      refuse("%s cannot be used in partition %s: %s", option.option, SITE.partition, option.why)
+    end
+  end
+end
+
+-- The script calls the wrapper in some line that is not a comment.
+local function calls_wrapper(script)
+  for line in string.gmatch(script, "[^\r\n]+") do
+    local code = string.gsub(" " .. line, "%s#.*$", "")
+    local from = 1
+    while true do
+      local first, last = string.find(code, "synergy-srun", from, true)
+      if not first then break end
+      local before, after = string.sub(code, first - 1, first - 1), string.sub(code, last + 1, last + 1)
+      if not string.match(before, "[%w_.-]") and not string.match(after, "[%w_.-]") then return true end
+      from = last + 1
+    end
+  end
+  return false
+end
+
+-- What Slurm forgets when the controller updates the job: the user's own request.
+local function mark(job, gpus, gpu_type, nodes, per_node)
+  local cpus = given(job.cpus_per_task) or 0
+  local mem_mib = given_mib(job.min_mem_per_node)
+  local per_cpu_mib = given_mib(job.min_mem_per_cpu)
+  if not mem_mib and per_cpu_mib then
+    mem_mib = per_cpu_mib * math.max(1, cpus) * math.max(1, per_node)
+  end
+  return string.format("%s,wrapper=%s,gpn=%d,type=%s,nodes=%d,tpn=%d,cpt=%d,mem=%.0f", MARK,
+    calls_wrapper(job.script) and "yes" or "no", gpus, gpu_type or "any", nodes, per_node, cpus,
+    mem_mib or 0)
+end
+
+local function add_endpoint(job)
+  if not SITE.endpoint then return end
+  local environment = job.environment
+  if environment ~= nil and environment["SYNERGY_ENDPOINT"] == nil then
+    environment["SYNERGY_ENDPOINT"] = SITE.endpoint
+  end
+end
+
+local function admit(job)
+  -- First of all: whatever happens below, the job is held and can be requeued.
+  job.priority = 0
+  job.requeue = 1
+  if SITE_ERROR then
+    refuse("partition %s takes no jobs now, its settings are broken; tell your administrator: %s",
+      SITE.partition, SITE_ERROR)
+  end
+  check_kind(job)
+  refuse_other_gpu_forms(job)
+  local gpus, gpu_type = parse_gres(job.tres_per_node)
+  local nodes = count_nodes(job)
+  local per_node = tasks_per_node(job, nodes, gpus)
+  local hints = read_hints(job.comment)
+  check_supply(gpus, gpu_type, nodes, hints)
+  local facts = mark(job, gpus, gpu_type, nodes, per_node)
+  job.min_nodes = nodes
+  job.max_nodes = nodes
+  -- What others wrote stays, but nobody else makes marks.
+  local before = string.gsub(job.admin_comment or "", "%s*synergy:v=%S*", "")
+  job.admin_comment = before ~= "" and (before .. " " .. facts) or facts
+  add_endpoint(job)
+end
+
+-- changes -------------------------------------------------------------------------------------
+
+-- Everything that a plan decides, or that Slurm would take as a reason to start or move the job.
+-- nice belongs here: on a held job it sets a positive priority, which releases it.
+local FIXED_TEXT = {
+  "partition", "reservation", "qos", "account", "features", "cluster_features", "req_nodes",
+  "exc_nodes", "tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task",
+  "cpus_per_tres", "mem_per_tres", "gres", "licenses", "burst_buffer", "array_inx",
+  "admin_comment",
+}
+local FIXED_NUMBERS = {
+  "min_cpus", "max_cpus", "cpus_per_task", "num_tasks", "min_nodes", "max_nodes",
+  "ntasks_per_node", "ntasks_per_socket", "ntasks_per_core", "pn_min_cpus", "pn_min_tmp_disk",
+  "sockets_per_node", "cores_per_socket", "threads_per_core", "contiguous", "shared", "requeue",
+  "nice", "site_factor", "time_min", "req_switch", "reboot", "delay_boot",
+}
+
+local function veto(job, record)
+  if job.priority ~= nil and job.priority ~= NO_VAL and job.priority ~= 0 then
+    refuse("only the controller starts jobs of partition %s; to stop waiting use scancel",
+      SITE.partition)
+  end
+  for _, field in ipairs(FIXED_TEXT) do
+    -- An empty text is a change too: Reservation= takes the job out of it.
+    if job[field] ~= nil then
+      refuse("%s of a job in partition %s cannot be changed; cancel it and submit it anew",
+        field, SITE.partition)
+    end
+  end
+  for _, field in ipairs(FIXED_NUMBERS) do
+    if given(job[field]) then
+      refuse("%s of a job in partition %s cannot be changed; cancel it and submit it anew",
+        field, SITE.partition)
+    end
+  end
+  if given_mib(job.min_mem_per_node) or given_mib(job.min_mem_per_cpu)
+    or (job.pn_min_memory ~= nil and job.pn_min_memory < NO_VAL64) then
+    refuse("the memory of a job in partition %s cannot be changed; cancel it and submit it anew",
+      SITE.partition)
+  end
+  local limit = job.time_limit
+  if limit ~= nil and limit ~= NO_VAL and limit > (record.time_limit or 0) then
+    refuse("the time limit of a job in partition %s can only be lowered", SITE.partition)
+  end
+  if job.comment ~= nil then read_hints(job.comment) end
+end
+
+-- what Slurm calls ----------------------------------------------------------------------------
+
+local function tell(problem, what)
+  if type(problem) == "table" and problem.refusal then
+    pcall(slurm.log_user, "slurm-synergy: %s", problem.refusal)
+  else
+    pcall(slurm.log_error, "slurm-synergy: %s: %s", what, tostring(problem))
+    pcall(slurm.log_user, "slurm-synergy: internal error, the job is refused; tell your "
+      .. "administrator: %s", tostring(problem))
+  end
+  return slurm.ERROR
+end
+
+local function wants_managed(job, part_list)
+  return is_managed(job.partition, part_list)
+end
+
+local function is_managed_record(record)
+  return (record.partition ~= nil and names_managed(record.partition))
+    -- The mark stays on a job that somebody moved to another partition.
+    or string.find(record.admin_comment or "", "synergy:v=", 1, true) ~= nil
+end
+
+function slurm_job_submit(job_desc, part_list, submit_uid)
+  local known, managed = pcall(wants_managed, job_desc, part_list)
+  if known and not managed then return slurm.SUCCESS end
+  if not known then
+    local readable, partition = pcall(function() return job_desc.partition end)
+    local mentions = readable and type(partition) == "string"
+      and string.find(partition, SITE.partition, 1, true)
+    if not mentions then return slurm.SUCCESS end
+    return tell(managed, "finding out whether a job is managed")
+  end
+  local admitted, problem = pcall(admit, job_desc)
+  if admitted then return slurm.SUCCESS end
+  return tell(problem, "admission")
+end
+
+-- Here an error before the job is known to be somebody else's refuses the change, which harms
+-- nobody: the job stays as it is.
+function slurm_job_modify(job_desc, job_rec, part_list, modify_uid)
+  local allowed, problem = pcall(function()
+    if is_operator(modify_uid) then return end
+    if is_managed_record(job_rec) then
+      veto(job_desc, job_rec)
+    elseif job_desc.partition ~= nil and names_managed(job_desc.partition) then
+      refuse("a job cannot be moved into partition %s; cancel it and submit it with -p %s",
+        SITE.partition, SITE.partition)
+    end
+  end)
+  if allowed then return slurm.SUCCESS end
+  return tell(problem, "change of a job")
+end
+
+return slurm.SUCCESS
