@@ -88,6 +88,7 @@ class ReasonCode(Enum):
     MOVED = "moved"  # same GPUs elsewhere
     RESIZED = "resized"  # needs a restart to change its CPU or memory
     DRAINED = "drained"  # the controller is draining: nothing is started
+    ACTION_FAILED = "action_failed"  # the cluster failed to do it; will be tried again
     NOT_OURS = "not_ours"  # waits on something that is not ours to decide (dependency, begin time)
 
 
@@ -185,7 +186,8 @@ class Job:
             raise ModelError(f"job {self.job_id}: asks for {self.gpus} GPUs")
         if self.nodes is not None and (self.nodes < 1 or self.gpus % self.nodes):
             raise ModelError(
-                f"job {self.job_id}: {self.gpus} GPUs cannot be split evenly over {self.nodes} nodes"
+                f"job {self.job_id}: {self.gpus} GPUs cannot be split evenly "
+                f"over {self.nodes} nodes"
             )
         if self.tasks_per_node < 1 or self.min_mem_mib_per_node < 0:
             raise ModelError(f"job {self.job_id}: tasks or minimum memory out of range")

@@ -44,6 +44,4 @@ class Resources:
 
     def fits_in(self, other: Resources) -> bool:
         """Whether every component is at most the other's."""
-        return (
-            self.gpus <= other.gpus and self.cpus <= other.cpus and self.mem_mib <= other.mem_mib
-        )
+        return self.gpus <= other.gpus and self.cpus <= other.cpus and self.mem_mib <= other.mem_mib

@@ -1,0 +1,359 @@
+"""From what is and what shall be to what is done now. Pure.
+
+A plan may need several rounds to become true: a moved job is stopped now and started once its new
+GPUs are free. Nothing here promises the same core, GPU or MiB twice at any moment in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from slurm_synergy.cluster import Action, Hold, Renew, Resize, Start, Stop
+from slurm_synergy.core.model import (
+    Enforcement,
+    JobPhase,
+    JobStatus,
+    Placement,
+    Plan,
+    Reason,
+    ReasonCode,
+    Snapshot,
+)
+from slurm_synergy.core.pipeline import (
+    job_rate,
+    min_mem_mib,
+    proportional_rate,
+    proportional_share,
+)
+from slurm_synergy.core.resources import Resources
+from slurm_synergy.core.snapshot import is_pinned
+
+__all__ = ["Reconciled", "reconcile"]
+
+# A restart to grow must clearly pay, not just break even on uncertain numbers.
+_RESTART_GAIN = 1.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconciled:
+    """Actions in the order in which to carry them out.
+
+    ``deferred`` names the jobs that the plan places but that cannot start yet, with the reason;
+    they are among the Holds.
+    """
+
+    actions: tuple[Action, ...]
+    deferred: Mapping[int, Reason] = field(default_factory=dict)
+
+
+def reconcile(snapshot: Snapshot, plan: Plan, free: Mapping[str, Resources]) -> Reconciled:
+    """Actions that bring the cluster closer to ``plan``.
+
+    ``free`` is what the cluster itself would give a new job per node now. Order: stops, resizes
+    that give up cores, starts, resizes that take cores, renewals, holds.
+    """
+    run = _Round(snapshot, plan, free)
+    for status in snapshot.jobs:
+        if status.phase is JobPhase.RUNNING:
+            run.settle_running(status)
+    stops = run.stop_count
+    run.settle_pending_jobs()
+    if run.stop_count > stops:
+        # A job stopped for its memory keeps its cores a little longer: starts are chosen anew.
+        run.settle_pending_jobs()
+    run.grow()
+    return run.result()
+
+
+class _Round:
+    """The bookkeeping of one reconciliation."""
+
+    def __init__(self, snapshot: Snapshot, plan: Plan, free: Mapping[str, Resources]) -> None:
+        self._snapshot = snapshot
+        self._plan = {placement.job_id: placement for placement in plan.placements}
+        self._waiting = plan.waiting
+        self._nodes = {node.name: node for node in snapshot.nodes}
+        self._statuses = {status.job.job_id: status for status in snapshot.jobs}
+        self._observed_free = free
+        self._free: dict[str, Resources] = {}
+        self._cores: dict[str, int] = {}
+        self._stops: dict[int, Stop] = {}
+        self._shrinks: dict[int, Resize] = {}
+        self._starts: list[Start] = []
+        self._grows: dict[int, Resize] = {}
+        self._renews: dict[int, Renew] = {}
+        self._holds: list[Hold] = []
+        self._deferred: dict[int, Reason] = {}
+
+    @property
+    def stop_count(self) -> int:
+        """Stops so far."""
+        return len(self._stops)
+
+    def result(self) -> Reconciled:
+        """All actions in order."""
+        groups: tuple[Iterable[Action], ...] = (
+            self._stops.values(),
+            self._shrinks.values(),
+            self._starts,
+            self._grows.values(),
+            self._renews.values(),
+            self._holds,
+        )
+        actions = tuple(
+            action for group in groups for action in sorted(group, key=lambda one: one.job_id)
+        )
+        return Reconciled(
+            actions=actions, deferred={job: self._deferred[job] for job in sorted(self._deferred)}
+        )
+
+    # running jobs ----------------------------------------------------------------------------
+
+    def settle_running(self, status: JobStatus) -> None:
+        """Stop, resize or renew one running job."""
+        job_id = status.job.job_id
+        assert status.lease is not None
+        now = status.lease.placement
+        planned = self._plan.get(job_id)
+        if is_pinned(status, self._snapshot) and (
+            planned is None or planned.gpu_layout != now.gpu_layout or not status.job.wrapped
+        ):
+            self._renews[job_id] = Renew(job_id=job_id)
+        elif planned is None:
+            why = self._waiting.get(job_id)
+            self._stop(
+                job_id, ReasonCode.PREEMPTED, why.text if why else "the policy prefers others"
+            )
+        elif planned.gpu_layout != now.gpu_layout:
+            self._stop(
+                job_id,
+                ReasonCode.MOVED,
+                f"moves from {','.join(now.nodes)} to {','.join(planned.nodes)}",
+            )
+        elif self._snapshot.enforcement.in_place:
+            self._resize_in_place(status, now, planned)
+        else:
+            self._resize_by_restart(status, now, planned)
+
+    def _stop(self, job_id: int, code: ReasonCode, text: str) -> None:
+        self._renews.pop(job_id, None)
+        self._shrinks.pop(job_id, None)
+        self._grows.pop(job_id, None)
+        self._stops[job_id] = Stop(job_id=job_id, reason=Reason(code=code, text=text))
+
+    def _resize_in_place(self, status: JobStatus, now: Placement, planned: Placement) -> None:
+        """Change cores and memory; memory at most to what the cluster granted at the start."""
+        job_id = status.job.job_id
+        shares = []
+        for name in now.nodes:
+            wish = planned.on(name)
+            shares.append(
+                (name, replace(wish, mem_mib=min(wish.mem_mib, self._granted(status, name))))
+            )
+        target = replace(now, shares=tuple(shares))
+        if target.shares == now.shares:
+            self._renews[job_id] = Renew(job_id=job_id)
+        elif any(target.on(name).cpus > share.cpus for name, share in now.shares):
+            self._grows[job_id] = Resize(job_id=job_id, placement=target)
+        else:
+            self._shrinks[job_id] = Resize(job_id=job_id, placement=target)
+
+    def _resize_by_restart(self, status: JobStatus, now: Placement, planned: Placement) -> None:
+        """Only a restart changes the job: to shrink if others need it, to grow if it pays."""
+        job_id = status.job.job_id
+        shrinks = any(
+            planned.on(name).cpus < share.cpus or planned.on(name).mem_mib < share.mem_mib
+            for name, share in now.shares
+        )
+        grows = any(not planned.on(name).fits_in(share) for name, share in now.shares)
+        if not is_pinned(status, self._snapshot) and (
+            shrinks or (grows and _restart_pays(status, now, planned))
+        ):
+            what = "less" if shrinks else "more"
+            self._stop(job_id, ReasonCode.RESIZED, f"restarts with {what} CPU or memory")
+        else:
+            self._renews[job_id] = Renew(job_id=job_id)
+
+    def _granted(self, status: JobStatus, node: str) -> int:
+        """MiB that the cluster set aside for the job on ``node`` when it started."""
+        if status.lease is None:
+            return 0
+        granted = status.lease.granted.get(node)
+        return granted.mem_mib if granted else status.lease.placement.on(node).mem_mib
+
+    # cores -----------------------------------------------------------------------------------
+
+    def _book_cores(self) -> None:
+        """Cores free on each node after the shrinks: what stopping jobs hold is not free yet."""
+        self._cores = {name: node.total.cpus for name, node in self._nodes.items()}
+        for node in self._nodes.values():
+            if node.capacity.gpus:
+                self._cores[node.name] = node.capacity.cpus
+        for job_id, status in self._statuses.items():
+            if status.lease is not None:
+                shrunk = self._shrinks.get(job_id)
+                self._take_cores(shrunk.placement if shrunk else status.lease.placement)
+
+    def _take_cores(self, placement: Placement, sign: int = 1) -> None:
+        for name, share in placement.shares:
+            self._cores[name] = self._cores.get(name, 0) - sign * share.cpus
+
+    def _cores_fit(self, placement: Placement) -> bool:
+        return all(share.cpus <= self._cores.get(name, 0) for name, share in placement.shares)
+
+    def grow(self) -> None:
+        """Let resizes that take cores happen where the cores are free by now."""
+        for job_id, resize in list(self._grows.items()):
+            lease = self._statuses[job_id].lease
+            assert lease is not None
+            self._take_cores(lease.placement, -1)
+            if self._cores_fit(resize.placement):
+                self._take_cores(resize.placement)
+            else:
+                self._take_cores(lease.placement)
+                del self._grows[job_id]
+                self._renews[job_id] = Renew(job_id=job_id)
+
+    # pending jobs ----------------------------------------------------------------------------
+
+    def settle_pending_jobs(self) -> None:
+        """Start or hold every pending job, from what is free before any of them starts."""
+        self._free = dict(self._observed_free)
+        self._starts, self._holds, self._deferred = [], [], {}
+        self._book_cores()
+        for status in self._snapshot.jobs:
+            if status.phase is JobPhase.PENDING:
+                self._settle_pending(status)
+
+    def _settle_pending(self, status: JobStatus) -> None:
+        """Start one pending job if the plan says so and the cluster can, else hold it."""
+        planned = self._plan.get(status.job.job_id)
+        if planned is None:
+            self._holds.append(Hold(job_id=status.job.job_id))
+            return
+        busy = self._busy(planned)
+        if busy is None:
+            fitted = self._fit_memory(status, planned)
+            if fitted is not None:
+                self._start(fitted)
+                return
+            self._make_memory(planned)
+            busy = "GPUs are free, but their nodes' memory is still granted to others"
+        self._holds.append(Hold(job_id=status.job.job_id))
+        self._deferred[status.job.job_id] = Reason(code=ReasonCode.GPUS_BUSY, text=busy)
+
+    def _busy(self, planned: Placement) -> str | None:
+        """What of GPUs and cores is not free yet, in words."""
+        for name, share in planned.shares:
+            free = self._free.get(name, Resources())
+            if share.gpus > free.gpus:
+                return f"placed on {name}, where {free.gpus} of {share.gpus} GPUs are free so far"
+            asked = self._asked_cpus(name, share)
+            if asked > free.cpus:
+                return f"placed on {name}, where {free.cpus} of {asked} CPUs are free so far"
+            if share.cpus > self._cores.get(name, 0):
+                return f"placed on {name}, where a stopping job still holds cores"
+        return None
+
+    def _asked_cpus(self, name: str, share: Resources) -> int:
+        """CPUs that the cluster has to set aside for the job alone."""
+        if self._snapshot.enforcement is Enforcement.SHARED:
+            return 0
+        if self._snapshot.enforcement is Enforcement.REQUEUE:
+            return share.cpus
+        return min(share.cpus, self._nodes[name].proportional(share.gpus).cpus)
+
+    def _fit_memory(self, status: JobStatus, planned: Placement) -> Placement | None:
+        """``planned`` with no more memory than is free, unless that costs rate or safety."""
+        shares = tuple(
+            (name, replace(share, mem_mib=min(share.mem_mib, self._free[name].mem_mib)))
+            for name, share in planned.shares
+        )
+        if shares == planned.shares:
+            return planned
+        parts = [(self._nodes[name], share.gpus) for name, share in shares]
+        if any(share.mem_mib < min_mem_mib(status) for _, share in shares):
+            return None
+        rate = job_rate(status.profile, planned.gpu_type, [share for _, share in shares])
+        least = proportional_rate(status, parts)
+        if rate is None or least is None or not status.job.wrapped:
+            floors = [proportional_share(status, node, gpus) for node, gpus in parts]
+            pairs = zip(shares, floors, strict=True)
+            keeps = all(share.mem_mib >= floor.mem_mib for (_, share), floor in pairs)
+        else:
+            keeps = rate >= least
+        return replace(planned, shares=shares) if keeps else None
+
+    def _start(self, placement: Placement) -> None:
+        for name, share in placement.shares:
+            free = self._free[name]
+            self._free[name] = Resources(
+                gpus=free.gpus - share.gpus,
+                cpus=max(free.cpus - share.cpus, 0),
+                mem_mib=free.mem_mib - share.mem_mib,
+            )
+        self._take_cores(placement)
+        self._starts.append(Start(job_id=placement.job_id, placement=placement))
+
+    def _make_memory(self, planned: Placement) -> None:
+        """Restart running jobs that were granted more memory than they are to keep.
+
+        The cluster keeps what it granted at a job's start, although the lease gave it back.
+        """
+        for name, share in planned.shares:
+            lack = share.mem_mib - self._free[name].mem_mib - self._coming(name)
+            excess = sorted(self._excess(name), reverse=True)
+            if lack > sum(mib for mib, _ in excess):
+                continue
+            for mib, job_id in excess:
+                if lack <= 0:
+                    break
+                lack -= mib
+                self._stop(
+                    job_id,
+                    ReasonCode.RESIZED,
+                    f"restarts to give back {mib} MiB on {name} that job {planned.job_id} needs",
+                )
+
+    def _coming(self, node: str) -> int:
+        """MiB that jobs on their way out will free on ``node``."""
+        leaving = (JobPhase.STOPPING, JobPhase.ENDING)
+        coming = 0
+        for job_id, status in self._statuses.items():
+            if status.lease is None or node not in status.lease.placement.nodes:
+                continue
+            if status.phase in leaving or job_id in self._stops:
+                again = self._plan.get(job_id)
+                coming += self._granted(status, node) - (again.on(node).mem_mib if again else 0)
+        return coming
+
+    def _excess(self, node: str) -> list[tuple[int, int]]:
+        """(MiB granted beyond the plan, job id) of the jobs that may be restarted for it."""
+        found = []
+        for job_id, status in self._statuses.items():
+            planned = self._plan.get(job_id)
+            if (
+                status.phase is not JobPhase.RUNNING
+                or planned is None
+                or job_id in self._stops
+                or is_pinned(status, self._snapshot)
+                or status.lease is None
+                or node not in status.lease.placement.nodes
+            ):
+                continue
+            mib = self._granted(status, node) - planned.on(node).mem_mib
+            if mib > 0:
+                found.append((mib, job_id))
+        return found
+
+
+def _restart_pays(status: JobStatus, now: Placement, planned: Placement) -> bool:
+    """Whether the time saved until the end is clearly more than a restart costs."""
+    profile, total = status.profile, status.job.total_samples
+    old = job_rate(profile, now.gpu_type, [share for _, share in now.shares])
+    new = job_rate(profile, planned.gpu_type, [share for _, share in planned.shares])
+    if total is None or not old or not new or new <= old:
+        return False
+    left = max(total - status.done_samples, 0.0)
+    return left / old - left / new > _RESTART_GAIN * profile.restart_s

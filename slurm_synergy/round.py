@@ -1,0 +1,322 @@
+"""The round: observe, decide, reconcile, apply. The one loop body, live and simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from slurm_synergy.cluster import (
+    Action,
+    Clock,
+    Cluster,
+    Hold,
+    Observation,
+    ObservedJob,
+    Outcome,
+    Record,
+    Records,
+    Renew,
+)
+from slurm_synergy.core.catalogue import CATALOGUE
+from slurm_synergy.core.decide import Mechanism, Policy, check_plan, decide
+from slurm_synergy.core.model import (
+    Enforcement,
+    JobPhase,
+    JobStatus,
+    Lease,
+    Node,
+    Placement,
+    Plan,
+    Profile,
+    Reason,
+    ReasonCode,
+    Snapshot,
+)
+from slurm_synergy.core.pipeline import fit_to_job
+from slurm_synergy.core.resources import Resources
+from slurm_synergy.core.snapshot import status_of
+from slurm_synergy.errors import ClusterError, PlanError, SolverError
+from slurm_synergy.reconcile import Reconciled, reconcile
+
+__all__ = [
+    "Planned",
+    "RoundResult",
+    "build_snapshot",
+    "plan_round",
+    "run_round",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """What a round would do: nothing has been changed yet.
+
+    ``took_s`` has the seconds of each step that was taken.
+    """
+
+    snapshot: Snapshot
+    plan: Plan
+    actions: tuple[Action, ...]
+    deferred: Mapping[int, Reason] = field(default_factory=dict)
+    took_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundResult:
+    """What a round did. ``deferred`` are jobs that are placed but could not start yet."""
+
+    snapshot: Snapshot
+    plan: Plan
+    actions: tuple[Action, ...]
+    outcomes: tuple[Outcome, ...]
+    deferred: Mapping[int, Reason] = field(default_factory=dict)
+    took_s: Mapping[str, float] = field(default_factory=dict)
+
+
+def build_snapshot(
+    observation: Observation,
+    records: Mapping[int, Record],
+    *,
+    round_number: int,
+    now_s: float,
+    round_s: float,
+    profile_of: Callable[[str], Profile | None],
+    draining: bool = False,
+) -> Snapshot:
+    """Merge what the cluster shows with what we remember.
+
+    The cluster is the truth for what runs and where; our records for leases, progress, and for
+    jobs that were told to stop. ``profile_of`` finds the profile for a profile key. Raises
+    ModelError when the observation contradicts itself.
+    """
+    nodes = tuple(sorted(observation.nodes, key=lambda node: node.name))
+    by_name = {node.name: node for node in nodes}
+    statuses = []
+    for seen in sorted(observation.jobs, key=lambda one: one.job.job_id):
+        record = records.get(seen.job.job_id) or Record(job_id=seen.job.job_id)
+        lease = _lease(seen, record, by_name, observation.enforcement, now_s)
+        phase = _phase(seen, record) if lease else JobPhase.PENDING
+        profile = record.profile or profile_of(seen.profile_key) or Profile()
+        statuses.append(
+            JobStatus(
+                job=seen.job,
+                profile=fit_to_job(profile, seen.job),
+                phase=phase,
+                lease=lease if phase is not JobPhase.PENDING else None,
+                done_samples=record.done_samples,
+                attained_service_gpu_s=record.attained_service_gpu_s,
+                restarts=seen.restarts,
+                blocked=_blocked(seen, phase, record),
+            )
+        )
+    return Snapshot(
+        round=round_number,
+        now_s=now_s,
+        round_s=round_s,
+        nodes=nodes,
+        jobs=tuple(statuses),
+        enforcement=observation.enforcement,
+        draining=draining,
+    )
+
+
+def _phase(seen: ObservedJob, record: Record) -> JobPhase:
+    active = (JobPhase.RUNNING, JobPhase.STARTING)
+    if record.stopping is not None and seen.phase in active:
+        return JobPhase.STOPPING
+    return seen.phase
+
+
+def _blocked(seen: ObservedJob, phase: JobPhase, record: Record) -> Reason | None:
+    if seen.blocked is not None:
+        return seen.blocked
+    if phase is JobPhase.ENDING and record.stopping is None:
+        # It ends by itself, most likely for good: no place is kept for it.
+        return Reason(code=ReasonCode.GPUS_BUSY, text="ends; its GPUs are being freed")
+    if phase is seen.phase or phase is not JobPhase.PENDING:
+        return None
+    # The cluster says that it starts or ends, but not where: wait until that is over.
+    return Reason(code=ReasonCode.GPUS_BUSY, text=f"the cluster reports it as {seen.phase.value}")
+
+
+def _lease(
+    seen: ObservedJob,
+    record: Record,
+    nodes: Mapping[str, Node],
+    enforcement: Enforcement,
+    now_s: float,
+) -> Lease | None:
+    """The job's lease: ours, if the cluster shows the job where we put it, else an adopted one."""
+    if seen.phase is JobPhase.PENDING:
+        return None
+    allocated = tuple((name, share) for name, share in seen.allocated if share.gpus)
+    if not allocated:
+        return record.lease
+    layout = tuple(sorted((name, share.gpus) for name, share in allocated))
+    if record.lease is not None and record.lease.placement.gpu_layout == layout:
+        return record.lease
+    return _adopt(seen, allocated, nodes, enforcement, now_s)
+
+
+def _adopt(
+    seen: ObservedJob,
+    allocated: Sequence[tuple[str, Resources]],
+    nodes: Mapping[str, Node],
+    enforcement: Enforcement,
+    now_s: float,
+) -> Lease:
+    """A lease for a job that runs, but not by our records (a lost ledger, an operator's start).
+
+    It is taken to hold its proportional share of cores, as it does when no controller answers.
+    """
+    shares = []
+    for name, share in allocated:
+        cpus = share.cpus
+        if not seen.job.wrapped:
+            cpus = len(seen.cores.get(name, ())) or share.cpus
+        elif enforcement is not Enforcement.REQUEUE and name in nodes:
+            cpus = min(cpus, max(nodes[name].proportional(share.gpus).cpus, 1))
+        shares.append((name, replace(share, cpus=cpus)))
+    types = [nodes[name].gpu_type for name, _ in shares if name in nodes]
+    gpu_type = types[0] if types else seen.gpu_type
+    return Lease(
+        job_id=seen.job.job_id,
+        generation=0,
+        placement=Placement(job_id=seen.job.job_id, gpu_type=gpu_type, shares=tuple(shares)),
+        expires_s=now_s,
+        cores={} if seen.job.wrapped else dict(seen.cores),
+        floor={} if seen.job.wrapped else dict(seen.cores),
+        granted=dict(allocated),
+    )
+
+
+def plan_round(
+    observation: Observation,
+    records: Records,
+    clock: Clock,
+    policy: Policy,
+    mechanism: Mechanism,
+    *,
+    round_number: int,
+    round_s: float,
+) -> Planned:
+    """Decide from ``observation`` without changing anything.
+
+    Raises PlanError when the plan breaks one of our promises, SolverError when there is none.
+    """
+    began_s = clock.now_s()
+    snapshot = _snapshot(observation, records, clock, round_number=round_number, round_s=round_s)
+    plan = decide(snapshot, policy, mechanism)
+    check_plan(snapshot, plan)
+    decided_s = clock.now_s()
+    found: Reconciled = reconcile(snapshot, plan, observation.free)
+    return Planned(
+        snapshot=snapshot,
+        plan=plan,
+        actions=found.actions,
+        deferred=found.deferred,
+        took_s={"decide": decided_s - began_s, "reconcile": clock.now_s() - decided_s},
+    )
+
+
+def _snapshot(
+    observation: Observation, records: Records, clock: Clock, *, round_number: int, round_s: float
+) -> Snapshot:
+    def profile_of(key: str) -> Profile | None:
+        return records.profile(key) or CATALOGUE.get(key)
+
+    return build_snapshot(
+        observation,
+        records.read(),
+        round_number=round_number,
+        now_s=clock.now_s(),
+        round_s=round_s,
+        profile_of=profile_of,
+        draining=records.draining(),
+    )
+
+
+def run_round(
+    cluster: Cluster,
+    records: Records,
+    clock: Clock,
+    policy: Policy,
+    mechanism: Mechanism,
+    round_s: float,
+) -> RoundResult:
+    """Play one round.
+
+    An action that fails is an Outcome and does not stop the others. Raises ClusterError when the
+    cluster cannot be observed (then nothing was changed), and PlanError or SolverError when there
+    is no valid plan (then running leases were renewed and nothing else was changed).
+    """
+    began_s = clock.now_s()
+    observation = cluster.observe()
+    observed_s = clock.now_s()
+    number = records.next_round()
+    try:
+        planned = plan_round(
+            observation, records, clock, policy, mechanism, round_number=number, round_s=round_s
+        )
+    except (PlanError, SolverError):
+        _renew_all(cluster, records, clock, observation, number, round_s)
+        raise
+    records.intend(number, planned.actions)
+    apply_s = clock.now_s()
+    outcomes = _apply(cluster, planned.snapshot, planned.actions, planned.deferred)
+    records.commit(number, outcomes, planned.snapshot)
+    done_s = clock.now_s()
+    took_s = {
+        "observe": observed_s - began_s,
+        **planned.took_s,
+        "apply": done_s - apply_s,
+        "total": done_s - began_s,
+    }
+    records.journal(planned.snapshot, planned.plan, planned.actions, outcomes, took_s)
+    return RoundResult(
+        snapshot=planned.snapshot,
+        plan=planned.plan,
+        actions=planned.actions,
+        outcomes=outcomes,
+        deferred=planned.deferred,
+        took_s=took_s,
+    )
+
+
+def _apply(
+    cluster: Cluster,
+    snapshot: Snapshot,
+    actions: Sequence[Action],
+    deferred: Mapping[int, Reason],
+) -> tuple[Outcome, ...]:
+    statuses = status_of(snapshot)
+    outcomes = []
+    for action in actions:
+        try:
+            outcome = cluster.apply(action, statuses[action.job_id])
+        except ClusterError as err:
+            reason = Reason(code=ReasonCode.ACTION_FAILED, text=str(err))
+            outcome = Outcome(action=action, done=False, reason=reason)
+        if isinstance(action, Hold) and outcome.reason is None:
+            outcome = replace(outcome, reason=deferred.get(action.job_id))
+        outcomes.append(outcome)
+    return tuple(outcomes)
+
+
+def _renew_all(
+    cluster: Cluster,
+    records: Records,
+    clock: Clock,
+    observation: Observation,
+    number: int,
+    round_s: float,
+) -> None:
+    """Without a plan, let running jobs keep what they have."""
+    snapshot = _snapshot(observation, records, clock, round_number=number, round_s=round_s)
+    renewals = tuple(
+        Renew(job_id=status.job.job_id)
+        for status in snapshot.jobs
+        if status.phase is JobPhase.RUNNING
+    )
+    records.intend(number, renewals)
+    records.commit(number, _apply(cluster, snapshot, renewals, {}), snapshot)

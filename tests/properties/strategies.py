@@ -1,0 +1,127 @@
+"""Random pools, jobs and histories for the properties of planning."""
+
+from __future__ import annotations
+
+from builders import GIB, job, node, pending, placement, profile, res, running
+from hypothesis import strategies as st
+
+from slurm_synergy.core.model import (
+    Enforcement,
+    Job,
+    JobPhase,
+    JobStatus,
+    Node,
+    Profile,
+    Snapshot,
+)
+from slurm_synergy.core.resources import Resources
+
+__all__ = ["jobs", "nodes", "profiles", "snapshots"]
+
+
+@st.composite
+def nodes(draw: st.DrawFn) -> list[Node]:
+    """One to five nodes of up to two types, odd GPU and core counts, some of them down."""
+    found = []
+    for index in range(draw(st.integers(1, 5))):
+        gpu_type = draw(st.sampled_from(["v100", "a100"]))
+        gpus = draw(st.integers(1, 9))
+        found.append(
+            node(
+                f"{gpu_type}-{index}",
+                gpu_type,
+                gpus,
+                gpus * draw(st.integers(1, 8)) + draw(st.integers(0, 5)),
+                gpus * draw(st.integers(1, 64)) * GIB + draw(st.integers(0, 2000)),
+                usable=draw(st.integers(0, 9)) > 0,
+            )
+        )
+    return found
+
+
+@st.composite
+def profiles(draw: st.DrawFn) -> Profile:
+    """Unknown, hungry or frugal; sometimes for one GPU type only."""
+    if draw(st.integers(0, 3)) == 0:
+        return Profile()
+    return profile(
+        draw(st.floats(1.0, 2000.0)),
+        draw(st.floats(1.0, 3000.0)),
+        dataset_mib=draw(st.sampled_from([0.0, 500.0, 60_000.0, 700_000.0])),
+        samples=draw(st.integers(1000, 5_000_000)),
+        storage_mib_s=draw(st.floats(10.0, 2000.0)),
+        process_mem_mib=draw(st.sampled_from([0, 700, 4 * GIB])),
+        types=draw(st.sampled_from([("v100", "a100"), ("v100",)])),
+    )
+
+
+@st.composite
+def jobs(draw: st.DrawFn, job_id: int) -> Job:
+    """Any shape: single GPU, several nodes, free to split, larger than the pool."""
+    count = draw(st.sampled_from([1, 1, 1, 2, 3, None]))
+    gpus = draw(st.integers(1, 8)) * (count or 1) if count else draw(st.integers(1, 20))
+    wrapped = draw(st.integers(0, 5)) > 0
+    return job(
+        job_id,
+        gpus,
+        nodes=count,
+        submitted_s=float(draw(st.integers(0, 20))),
+        gpu_types=draw(st.sampled_from([(), (), ("v100",), ("a100", "v100")])),
+        tasks_per_node=draw(st.sampled_from([1, 1, 2, 4])),
+        min_mem_mib_per_node=draw(st.sampled_from([0, 0, 1000, 5 * GIB, 40 * GIB])),
+        wrapped=wrapped,
+        preemptible=wrapped and draw(st.integers(0, 5)) > 0,
+        total_samples=draw(st.sampled_from([None, 1e5, 1e7])),
+        time_limit_s=draw(st.sampled_from([None, 3600.0])),
+    )
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> Snapshot:
+    """A pool with running, starting, stopping and pending jobs.
+
+    Running jobs hold between their bare minimum and all that was left on their node, so the state
+    is one that some history could have led to, not one that the planner would have made.
+    """
+    pool = draw(nodes())
+    left = {one.name: one.total for one in pool}
+    statuses: list[JobStatus] = []
+    for job_id in range(1, draw(st.integers(1, 9)) + 1):
+        one, belief = draw(jobs(job_id)), draw(profiles())
+        where = draw(st.sampled_from(pool))
+        room = left[where.name]
+        share = where.proportional(one.gpus) if one.gpus <= where.total.gpus else None
+        fits = (
+            share is not None
+            and one.nodes in (1, None)
+            and (not one.gpu_types or where.gpu_type in one.gpu_types)
+            and share.fits_in(room)
+            and one.min_mem_mib_per_node <= share.mem_mib
+        )
+        if share is None or not fits or draw(st.booleans()):
+            statuses.append(pending(one, belief))
+            continue
+        held = _between(draw, share, room)
+        left[where.name] = room - held
+        phase = draw(st.sampled_from([JobPhase.RUNNING] * 3 + [JobPhase.STARTING]))
+        if one.wrapped and draw(st.integers(0, 4)) == 0:
+            phase = JobPhase.STOPPING
+        spot = placement(job_id, where.gpu_type, **{where.name.replace("-", "_"): held})
+        statuses.append(running(one, spot, belief, phase=phase))
+    return Snapshot(
+        round=1,
+        now_s=0.0,
+        round_s=300.0,
+        nodes=tuple(sorted(pool, key=lambda one: one.name)),
+        jobs=tuple(statuses),
+        enforcement=draw(st.sampled_from(Enforcement)),
+        draining=draw(st.integers(0, 9)) == 0,
+    )
+
+
+def _between(draw: st.DrawFn, share: Resources, room: Resources) -> Resources:
+    return res(
+        share.gpus,
+        draw(st.integers(share.cpus, room.cpus)),
+        draw(st.integers(share.mem_mib, room.mem_mib)),
+    )
