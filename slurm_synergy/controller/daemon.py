@@ -1,0 +1,351 @@
+"""The controller's process: wires the parts together, obeys signals, and ends cleanly.
+
+Exit status: 0 stopped as told, 1 Slurm or the ledger could not be used, 2 wrong usage or settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import math
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TypeVar
+
+import slurm_synergy
+from slurm_synergy.config import DEFAULT_PATH, Settings, load_settings
+from slurm_synergy.controller.auth import Authenticator, operator_uids
+from slurm_synergy.controller.lease_service import LeaseServer
+from slurm_synergy.controller.leases import LeaseBook
+from slurm_synergy.controller.ledger import Ledger
+from slurm_synergy.controller.loop import Loop, Parts
+from slurm_synergy.controller.notify import Notifier
+from slurm_synergy.controller.status import StatusView
+from slurm_synergy.core.catalogue import CATALOGUE
+from slurm_synergy.core.model import Node
+from slurm_synergy.errors import ClusterError, ConfigError, LedgerError, SynergyError
+from slurm_synergy.mechanisms import MECHANISMS
+from slurm_synergy.policies import POLICIES
+from slurm_synergy.slurm.cli_client import CliSlurmClient
+from slurm_synergy.slurm.cluster import SlurmCluster
+from slurm_synergy.slurm.commands import SlurmCommands
+from slurm_synergy.slurm.dry_run import DryRun
+
+__all__ = ["SystemClock", "main"]
+
+_LOG = logging.getLogger("slurm_synergy")
+_T = TypeVar("_T")
+
+_FIXED = ("cluster", "slurm", "leases", "operators", "state_dir", "journal")
+_START_RETRY_S = 5.0
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now_s(self) -> float:
+        """See ``Clock``."""
+        return time.time()
+
+
+class _Signals:
+    """What the process was told by signals. Handlers only set flags."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self.reload = threading.Event()
+        self.wake = threading.Event()
+
+    def install(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_stop)
+        signal.signal(signal.SIGHUP, self._on_reload)
+
+    def _on_stop(self, number: int, frame: FrameType | None) -> None:
+        self.stop.set()
+        self.wake.set()
+
+    def _on_reload(self, number: int, frame: FrameType | None) -> None:
+        self.reload.set()
+        self.wake.set()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the controller; the process's exit status."""
+    options = _parser().parse_args(argv)
+    # The journal has the time already.
+    stamp = "" if "JOURNAL_STREAM" in os.environ else "%(asctime)s "
+    logging.basicConfig(
+        stream=sys.stderr, format=f"{stamp}%(levelname)s %(name)s: %(message)s", level=logging.INFO
+    )
+    try:
+        settings = _settings(options.config)
+        _LOG.setLevel(settings.log_level.value.upper())
+        signals = _Signals()
+        signals.install()
+        dry_run = options.dry_run or settings.scheduling.dry_run
+        with _state_dir(settings, dry_run) as state_dir:
+            return _serve(settings, state_dir, signals, options, dry_run)
+    except ConfigError as err:
+        sys.stderr.write(f"slurm-synergyd: {err}\n")
+        return 2
+    except SynergyError as err:
+        sys.stderr.write(f"slurm-synergyd: {err}\n")
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="slurm-synergyd",
+        description="Schedules the GPU jobs of one Slurm partition: who runs, where, and with how "
+        "much CPU and memory.",
+        epilog="SIGHUP reads the settings again, SIGTERM stops the controller; jobs run on. "
+        "Exit status: 0 stopped as told, 1 Slurm or the ledger could not be used, 2 wrong usage "
+        "or settings.",
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help=f"settings (default: {DEFAULT_PATH} if it exists, else the built-in defaults)",
+    )
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="follow what was begun, run one round, and exit; a later call follows its starts",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="say what would be done and change nothing"
+    )
+    version = getattr(slurm_synergy, "__version__", "unknown")
+    parser.add_argument("--version", action="version", version=f"slurm-synergyd {version}")
+    return parser
+
+
+def _settings(path: Path | None) -> Settings:
+    if path is None and not DEFAULT_PATH.exists():
+        _LOG.info("no %s: built-in defaults", DEFAULT_PATH)
+        return Settings()
+    return load_settings(path or DEFAULT_PATH)
+
+
+@contextlib.contextmanager
+def _state_dir(settings: Settings, dry_run: bool) -> Iterator[Path]:
+    """The state directory; for a dry run one that is thrown away, so that it may run anywhere."""
+    if not dry_run:
+        yield settings.state_dir
+        return
+    with tempfile.TemporaryDirectory(prefix="synergy-dry-run-") as name:
+        yield Path(name)
+
+
+class _Wiring:
+    """Makes the parts of the loop from settings; the client and the leases stay over reloads."""
+
+    def __init__(self, settings: Settings, ledger: Ledger, signals: _Signals, dry_run: bool):
+        self._ledger, self.dry_run = ledger, dry_run
+        self.clock = SystemClock()
+        slurm = settings.slurm
+        self._client = CliSlurmClient(
+            SlurmCommands(
+                slurm_conf=str(slurm.conf) if slurm.conf else None,
+                bin_dir=str(slurm.bin_dir) if slurm.bin_dir else None,
+            ),
+            timeout_s=slurm.command_timeout_s,
+        )
+        self._live: SlurmCluster | None = None
+        self.book = LeaseBook(
+            ledger,
+            self.clock,
+            lease_s=settings.leases.lease_s,
+            node_of=self._node_of,
+            on_event=lambda job_id: signals.wake.set(),
+        )
+
+    def parts(self, settings: Settings) -> Parts:
+        """Raises ConfigError for settings that do not fit here, ClusterError without Slurm."""
+        scheduling = settings.scheduling
+        policy = _named("policy", POLICIES, scheduling.policy)
+        mechanism = _named("mechanism", MECHANISMS, scheduling.mechanism)
+        live = SlurmCluster(
+            self._client, settings, self.book, self._ledger, self._ledger, self.clock
+        )
+        self._live = live
+        cluster = DryRun(live) if self.dry_run else live
+        return Parts(cluster=cluster, policy=policy, mechanism=mechanism, scheduling=scheduling)
+
+    def _node_of(self, name: str) -> Node | None:
+        return self._live.node(name) if self._live else None
+
+
+def _named(key: str, known: Mapping[str, _T], name: str) -> _T:
+    if name not in known:
+        raise ConfigError(
+            f"there is no such {key}",
+            key=f"scheduling.{key}",
+            value=name,
+            remedy=f"choose one of: {', '.join(sorted(known))}",
+        )
+    return known[name]
+
+
+def _serve(
+    settings: Settings,
+    state_dir: Path,
+    signals: _Signals,
+    options: argparse.Namespace,
+    dry_run: bool,
+) -> int:
+    clock = SystemClock()
+    with Ledger(
+        state_dir,
+        clock=clock,
+        journal_max_mib=settings.journal.max_mib,
+        journal_keep=settings.journal.keep,
+        catalogue=CATALOGUE.get,
+    ) as ledger:
+        wiring = _Wiring(settings, ledger, signals, dry_run)
+        if options.once:
+            return _once(settings, wiring, ledger, signals)
+        return _run(settings, state_dir, wiring, ledger, signals, options.config)
+
+
+def _once(settings: Settings, wiring: _Wiring, ledger: Ledger, signals: _Signals) -> int:
+    view = StatusView(settings, ledger=ledger, leases=wiring.book, clock=wiring.clock)
+    loop = Loop(wiring.parts(settings), ledger, wiring.clock, view, signals.wake)
+    _look_into_intents(ledger)
+    loop.turn()
+    return 1 if loop.error else 0
+
+
+def _run(
+    settings: Settings,
+    state_dir: Path,
+    wiring: _Wiring,
+    ledger: Ledger,
+    signals: _Signals,
+    config: Path | None,
+) -> int:
+    notifier = Notifier()
+    parts = _first_parts(settings, wiring, signals)
+    if parts is None:
+        return 0
+    view = StatusView(settings, ledger=ledger, leases=wiring.book, clock=wiring.clock)
+    loop = Loop(parts, ledger, wiring.clock, view, signals.wake)
+    _look_into_intents(ledger)
+    current = settings
+
+    def between() -> None:
+        nonlocal current
+        if signals.reload.is_set():
+            signals.reload.clear()
+            notifier.reloading()
+            current = _reload(current, config, wiring, loop)
+            view.reload(current)
+            notifier.ready(_status(loop))
+        notifier.alive(_status(loop))
+
+    with contextlib.ExitStack() as stack:
+        if not wiring.dry_run:
+            _open_service(stack, settings, state_dir, wiring, view)
+        notifier.ready("running")
+        loop.run(signals.stop.is_set, between, (notifier.watchdog_s or math.inf) / 3)
+        notifier.stopping()
+        _LOG.info("stopped; running jobs go on")
+    return 0
+
+
+def _open_service(
+    stack: contextlib.ExitStack,
+    settings: Settings,
+    state_dir: Path,
+    wiring: _Wiring,
+    view: StatusView,
+) -> None:
+    """Serve leases until ``stack`` is left; the bound address goes to ``endpoint``."""
+    server = stack.enter_context(
+        LeaseServer(
+            settings.leases,
+            leases=wiring.book,
+            control=view,
+            authenticator=Authenticator(settings.leases.munge.socket),
+            operators=operator_uids(settings.operators),
+        )
+    )
+    path = state_dir / "endpoint"
+    fresh = path.with_suffix(".new")
+    try:
+        fresh.write_text(f"{server.endpoint}\n", encoding="utf-8")
+        fresh.replace(path)
+    except OSError as err:
+        raise LedgerError(f"cannot write {path}: {err}") from err
+    stack.callback(path.unlink, missing_ok=True)
+    _LOG.info("leases are served at %s", server.endpoint)
+
+
+def _first_parts(settings: Settings, wiring: _Wiring, signals: _Signals) -> Parts | None:
+    """The parts, as soon as Slurm answers; None when told to stop before that."""
+    said = ""
+    while not signals.stop.is_set():
+        try:
+            return wiring.parts(settings)
+        except ClusterError as err:
+            if str(err) != said:
+                _LOG.error("%s; waiting for Slurm", err)
+            said = str(err)
+        signals.wake.wait(_START_RETRY_S)
+        signals.wake.clear()
+    return None
+
+
+def _look_into_intents(ledger: Ledger) -> None:
+    """What a dead controller was doing needs no repair of its own.
+
+    A start made its lease before the release: the first reading shows whether the job runs (it is
+    adopted), waits released (it is followed), or is held (the lease ends, and it is planned anew).
+    Every other action is repeated by the next round as long as it is wanted.
+    """
+    intents = ledger.open_intents()
+    for intent in intents:
+        _LOG.info(
+            "job %d: %s of round %d was not confirmed; looking at Slurm for what became of it",
+            intent.action.job_id,
+            type(intent.action).__name__.lower(),
+            intent.round_number,
+        )
+    if intents:
+        ledger.forget_intents(intents[-1].round_number)
+
+
+def _reload(current: Settings, config: Path | None, wiring: _Wiring, loop: Loop) -> Settings:
+    """Take over changed settings; wrong ones leave everything as it is."""
+    try:
+        wanted = _settings(config)
+        fixed = [key for key in _FIXED if getattr(wanted, key) != getattr(current, key)]
+        if fixed:
+            _LOG.warning("changes of %s need a restart of the controller", ", ".join(fixed))
+        applied = wanted.model_copy(update={key: getattr(current, key) for key in _FIXED})
+        loop.replace(wiring.parts(applied))
+    except SynergyError as err:
+        _LOG.error("settings not reloaded: %s; going on with the old ones", err)
+        return current
+    _LOG.setLevel(applied.log_level.value.upper())
+    _LOG.info("settings reloaded")
+    return applied
+
+
+def _status(loop: Loop) -> str:
+    if loop.error:
+        return loop.error
+    if loop.last is None:
+        return "running"
+    plan = loop.last.plan
+    return f"round {plan.round}: {len(plan.placements)} jobs placed, {len(plan.waiting)} wait"

@@ -1,0 +1,65 @@
+"""Live Slurm that is only looked at: what a round would do is said, and not done."""
+
+from __future__ import annotations
+
+import logging
+
+from slurm_synergy.cluster import Action, Hold, Observation, Outcome, Renew, Resize, Start, Stop
+from slurm_synergy.core.model import JobStatus, Placement, Reason, ReasonCode
+from slurm_synergy.slurm.cluster import SlurmCluster
+
+__all__ = ["DryRun", "in_words"]
+
+_LOG = logging.getLogger(__name__)
+
+
+def in_words(action: Action) -> str:
+    """An action as a sentence for people."""
+    match action:
+        case Start():
+            return f"start job {action.job_id} on {_shares(action.placement)}"
+        case Resize():
+            return f"resize job {action.job_id} to {_shares(action.placement)}"
+        case Stop():
+            return f"stop job {action.job_id} ({action.reason.code.value}: {action.reason.text})"
+        case Hold():
+            return f"hold job {action.job_id}"
+        case Renew():
+            return f"leave job {action.job_id} as it is"
+    return f"{type(action).__name__.lower()} job {action.job_id}"
+
+
+def _shares(placement: Placement) -> str:
+    return ", ".join(
+        f"{node} ({share.gpus} GPUs, {share.cpus} CPUs, {share.mem_mib} MiB)"
+        for node, share in placement.shares
+    )
+
+
+class DryRun:
+    """``Cluster`` that reads through ``cluster`` and changes nothing."""
+
+    def __init__(self, cluster: SlurmCluster) -> None:
+        self._cluster = cluster
+
+    def tick(self) -> Observation:
+        """Read Slurm; nothing is followed."""
+        return self._cluster.look()
+
+    def prepare(self) -> None:
+        """Read which nodes the reservation could cover."""
+        self._cluster.prepare(read_only=True)
+
+    def observe(self) -> Observation:
+        """See ``Cluster``."""
+        return self._cluster.observe()
+
+    def apply(self, action: Action, status: JobStatus) -> Outcome:
+        """See ``Cluster``. Never done."""
+        level = logging.DEBUG if isinstance(action, Renew) else logging.INFO
+        _LOG.log(level, "dry run: would %s", in_words(action))
+        return Outcome(
+            action=action,
+            done=False,
+            reason=Reason(code=ReasonCode.DRAINED, text="dry run: nothing is changed"),
+        )

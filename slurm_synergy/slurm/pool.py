@@ -1,0 +1,120 @@
+"""From Slurm's node records to the nodes that a round plans on. Pure.
+
+A node's cores are counted as Slurm counts CPUs. A node that runs jobs of others, or that somebody
+else has reserved, has no capacity: a job of a partition that does not share cores and one of ours
+cannot run side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from slurm_synergy.core.model import Enforcement, Node
+from slurm_synergy.core.resources import Resources
+from slurm_synergy.errors import ClusterError
+from slurm_synergy.slurm import hostlist
+from slurm_synergy.slurm.facts import JobFacts, NodeFacts
+
+__all__ = ["UNTYPED", "allocated", "free_on", "gpu_type_of", "managed_nodes", "node_values"]
+
+UNTYPED = "gpu"
+"""The GPU type of nodes whose gres.conf names none."""
+
+
+def managed_nodes(
+    facts: Sequence[NodeFacts], *, partition: str, chosen: frozenset[str]
+) -> tuple[NodeFacts, ...]:
+    """The partition's nodes that have GPUs, or those of them in ``chosen`` when it is not empty.
+
+    Raises ClusterError when there is none: an answer that would end every job's plan is not
+    believed.
+    """
+    inside = [node for node in facts if partition in node.partitions]
+    kept = [node for node in inside if not chosen or node.name in chosen]
+    kept = [node for node in kept if gpu_type_of(node) is not None]
+    if not kept:
+        which = f" among {hostlist.compress(sorted(chosen))}" if chosen else ""
+        raise ClusterError(
+            f"Slurm shows no GPU node of partition {partition!r}{which} "
+            f"({len(facts)} nodes in all, {len(inside)} in the partition)"
+        )
+    return tuple(sorted(kept, key=lambda node: node.name))
+
+
+def gpu_type_of(facts: NodeFacts) -> str | None:
+    """The node's GPU type; None for nodes without GPUs and for those with several types."""
+    types = [kind for kind, count in facts.gpus.items() if count > 0]
+    return (types[0] or UNTYPED) if len(types) == 1 else None
+
+
+def allocated(facts: JobFacts) -> tuple[tuple[str, Resources], ...]:
+    """What a started job holds, node by node in rank order."""
+    return tuple(
+        (
+            part.node,
+            Resources(gpus=len(part.gpu_ids), cpus=len(part.cpu_ids), mem_mib=part.mem_mib),
+        )
+        for part in facts.allocation
+    )
+
+
+def _total(facts: NodeFacts) -> Resources:
+    return Resources(
+        gpus=sum(facts.gpus.values()), cpus=facts.cpus_total, mem_mib=facts.real_memory_mib
+    )
+
+
+def _used(facts: NodeFacts) -> Resources:
+    return Resources(
+        gpus=sum(facts.gpus_used.values()), cpus=facts.cpus_alloc, mem_mib=facts.alloc_mem_mib
+    )
+
+
+def runs_others(facts: NodeFacts, ours: Resources) -> bool:
+    """Whether more is in use on the node than our jobs hold there."""
+    used = _used(facts)
+    if ours == Resources():
+        return used != Resources()
+    return used.gpus > ours.gpus or used.mem_mib > ours.mem_mib
+
+
+def node_values(
+    facts: Iterable[NodeFacts],
+    *,
+    ours: Mapping[str, Resources],
+    reserved: Collection[str] | None,
+) -> tuple[Node, ...]:
+    """The nodes of the round. ``ours`` is what our jobs hold per node.
+
+    ``reserved`` are the nodes of our reservation, None when the controller keeps none.
+    """
+    nodes = []
+    for node in facts:
+        mine = not node.reserved if reserved is None else node.name in reserved
+        ours_alone = not runs_others(node, ours.get(node.name, Resources()))
+        total = _total(node)
+        nodes.append(
+            Node(
+                name=node.name,
+                gpu_type=gpu_type_of(node) or UNTYPED,
+                total=total,
+                capacity=total if node.usable and mine and ours_alone else Resources(),
+                sockets=max(1, node.sockets),
+            )
+        )
+    return tuple(nodes)
+
+
+def free_on(facts: NodeFacts, node: Node, coming: Resources, enforcement: Enforcement) -> Resources:
+    """What a new job could have now: not used, and not promised to a job that is starting."""
+    if node.capacity == Resources():
+        return Resources()
+    used = _used(facts)
+    cpus = node.capacity.cpus
+    if not enforcement.in_place:
+        cpus = max(0, cpus - used.cpus - coming.cpus)
+    return Resources(
+        gpus=max(0, node.capacity.gpus - used.gpus - coming.gpus),
+        cpus=cpus,
+        mem_mib=max(0, node.capacity.mem_mib - used.mem_mib - coming.mem_mib),
+    )

@@ -1,0 +1,193 @@
+"""What the user asked for, from a job's record, its hints and the mark of job_submit.lua. Pure.
+
+Starting a job overwrites its record (nodes, cores, memory, GPU type), so the record tells the
+user's wish only before the first start. The mark that job_submit.lua leaves in AdminComment, which
+the owner cannot change, keeps the wish; without a mark the record does, as first seen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+
+from slurm_synergy.core.hints import Hints, parse_hints
+from slurm_synergy.core.model import Elasticity, Job, Profile, Reason, ReasonCode
+from slurm_synergy.errors import HintError, ModelError
+from slurm_synergy.slurm.facts import GpuForm, Hold, JobFacts
+
+__all__ = [
+    "ANY_TYPE",
+    "Request",
+    "build_job",
+    "is_held",
+    "read_mark",
+    "request_of_record",
+    "unplannable",
+    "waits_on",
+]
+
+ANY_TYPE = "any"
+"""The word in the mark for a GPU request without a type."""
+
+_MARK = re.compile(r"(?:^|\s)synergy:(v=[^\s]*)")
+_VERSION = 1
+_NUMBERS = ("gpn", "nodes", "tpn", "cpt", "mem")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The shape that the user asked for; 0 means that he did not say.
+
+    ``gpus_per_node`` GPUs on each of ``nodes`` nodes, ``gpu_type`` "" for any.
+    """
+
+    wrapped: bool
+    gpus_per_node: int
+    gpu_type: str
+    nodes: int
+    tasks_per_node: int
+    cpus_per_task: int
+    mem_mib_per_node: int
+
+    def __post_init__(self) -> None:
+        if self.gpus_per_node < 1 or self.nodes < 1:
+            raise ModelError(f"asks for {self.gpus_per_node} GPUs on each of {self.nodes} nodes")
+        if min(self.tasks_per_node, self.cpus_per_task, self.mem_mib_per_node) < 0:
+            raise ModelError("tasks, CPUs or memory below zero")
+
+    def to_json(self) -> dict[str, object]:
+        """For the ledger; ``from_json`` is its inverse."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, object]) -> Request:
+        """What ``to_json`` wrote. Raises ModelError when it is something else."""
+        try:
+            return cls(**value)  # type: ignore[arg-type]
+        except TypeError as err:
+            raise ModelError(f"not a request: {dict(value)!r}") from err
+
+
+def read_mark(admin_comment: str) -> Request | None:
+    """The request in a mark; None when there is no mark. Raises ModelError when it is malformed."""
+    match = _MARK.search(admin_comment)
+    if match is None:
+        return None
+    pairs = [part.partition("=") for part in match[1].split(",")]
+    values = {key: value for key, _, value in pairs}
+    if values.get("v") != str(_VERSION):
+        raise ModelError(f"mark of version {values.get('v')!r}; this controller knows {_VERSION}")
+    try:
+        numbers = {key: int(values[key]) for key in _NUMBERS}
+        gpu_type, wrapper = values["type"], {"yes": True, "no": False}[values["wrapper"]]
+    except (KeyError, ValueError) as err:
+        raise ModelError(f"mark {match[0].strip()!r} is malformed: {err}") from err
+    return Request(
+        wrapped=wrapper,
+        gpus_per_node=numbers["gpn"],
+        gpu_type="" if gpu_type == ANY_TYPE else gpu_type,
+        nodes=numbers["nodes"],
+        tasks_per_node=numbers["tpn"],
+        cpus_per_task=numbers["cpt"],
+        mem_mib_per_node=numbers["mem"],
+    )
+
+
+def request_of_record(facts: JobFacts) -> Request:
+    """The request as the record shows it, for a job that was never reshaped.
+
+    Such a job came past job_submit.lua, so nothing is known about its script: it is taken as one
+    that does not call the wrapper. Raises ModelError for a request that cannot be planned.
+    """
+    if facts.gpu_form is not GpuForm.PER_NODE or len(facts.gpus_asked) != 1:
+        raise ModelError(
+            f"asks for GPUs as {facts.gpu_form.value} {dict(facts.gpus_asked)}; "
+            "only --gres=gpu[:TYPE]:N or --gpus-per-node can be planned"
+        )
+    if facts.num_nodes[0] != facts.num_nodes[1]:
+        raise ModelError(f"asks for {facts.num_nodes[0]} to {facts.num_nodes[1]} nodes; give one")
+    ((gpu_type, count),) = facts.gpus_asked.items()
+    return Request(
+        wrapped=False,
+        gpus_per_node=count,
+        gpu_type=gpu_type,
+        nodes=facts.num_nodes[0],
+        tasks_per_node=facts.ntasks_per_node or 0,
+        cpus_per_task=facts.cpus_per_task if facts.cpus_per_task > 1 else 0,
+        mem_mib_per_node=facts.min_mem_node_mib or 0,
+    )
+
+
+def build_job(
+    facts: JobFacts, request: Request, profile_of: Callable[[str], Profile | None]
+) -> tuple[Job, Hints]:
+    """The job as the scheduler sees it, with its hints.
+
+    The profile of the hinted name turns a number of epochs into samples. Raises HintError or
+    ModelError when the hints are malformed or contradict the request.
+    """
+    hints = parse_hints(facts.comment)
+    samples = float(hints.samples) if hints.samples is not None else None
+    profile = profile_of(hints.profile) if hints.profile else None
+    if samples is None and hints.epochs is not None and profile and profile.pipeline:
+        samples = float(hints.epochs * profile.pipeline.samples_per_epoch)
+    types = (request.gpu_type,) if request.gpu_type else tuple(hints.gpu_types or ())
+    least = hints.min_mem_mib if hints.min_mem_mib is not None else request.mem_mib_per_node
+    job = Job(
+        job_id=facts.job_id,
+        user=facts.user,
+        name=facts.name,
+        submitted_s=facts.submit_s,
+        gpus=request.gpus_per_node * request.nodes,
+        nodes=request.nodes,
+        gpu_types=types,
+        tasks_per_node=max(1, request.tasks_per_node),
+        min_mem_mib_per_node=least,
+        elasticity=hints.elastic or Elasticity.RIGID,
+        min_gpus=hints.min_gpus,
+        max_gpus=hints.max_gpus,
+        scale_unit=hints.scale_unit or 1,
+        preemptible=request.wrapped,
+        wrapped=request.wrapped,
+        total_samples=samples,
+        time_limit_s=facts.time_limit_s,
+    )
+    return job, hints
+
+
+def waits_on(facts: JobFacts, now_s: float) -> Reason | None:
+    """Why a pending job is not ours to start: array, het job, dependency, begin time; else None."""
+    what = None
+    if facts.array_job_id is not None:
+        what = "job arrays are not scheduled; submit the tasks one by one"
+    elif facts.het_job_id is not None:
+        what = "heterogeneous jobs are not scheduled"
+    elif not facts.batch:
+        what = "only batch jobs are scheduled; use sbatch"
+    elif facts.dependency:
+        what = f"waits for {facts.dependency}"
+    elif facts.restarts == 0 and facts.eligible_s is not None and facts.eligible_s > now_s:
+        # After a requeue the time is Slurm's own delay, which a start removes.
+        what = f"begins {facts.eligible_s - now_s:.0f} s from now"
+    return Reason(code=ReasonCode.NOT_OURS, text=what) if what else None
+
+
+def unplannable(facts: JobFacts, err: HintError | ModelError) -> tuple[Job, Reason]:
+    """A stand-in that keeps a job visible whose request cannot be read, and says why it waits."""
+    job = Job(
+        job_id=facts.job_id,
+        user=facts.user,
+        name=facts.name,
+        submitted_s=facts.submit_s,
+        gpus=max(1, facts.gpu_total),
+        nodes=None,
+        preemptible=False,
+        wrapped=False,
+    )
+    return job, Reason(code=ReasonCode.NOT_OURS, text=f"cannot be planned: {err}")
+
+
+def is_held(facts: JobFacts) -> bool:
+    """Whether Slurm will not start the job by itself."""
+    return facts.held is not Hold.NONE or facts.priority == 0

@@ -1,0 +1,105 @@
+"""Job records as the scheduler sees them, remembered as long as the record stays the same."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from slurm_synergy.core.hints import Hints
+from slurm_synergy.core.model import Job, Profile, Reason
+from slurm_synergy.errors import HintError, ModelError
+from slurm_synergy.slurm.facts import JobFacts
+from slurm_synergy.slurm.request import (
+    Request,
+    build_job,
+    read_mark,
+    request_of_record,
+    unplannable,
+)
+
+__all__ = ["JobView", "JobViews", "RequestMemory"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class RequestMemory(Protocol):
+    """Durable memory of what the user asked for, where Slurm forgets it."""
+
+    def request(self, job_id: int) -> Mapping[str, object] | None:
+        """What was remembered for the job, or None."""
+        ...
+
+    def remember_request(self, job_id: int, request: Mapping[str, object]) -> None:
+        """Remember the request of a job, durably."""
+        ...
+
+    def forget_job(self, job_id: int) -> None:
+        """Slurm does not know the job any more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """A job record as read: what the scheduler sees, and why it may not be planned."""
+
+    job: Job
+    hints: Hints
+    problem: Reason | None
+
+
+class JobViews:
+    """Views by job id. ``memory`` keeps what starts and requeues overwrite in the records."""
+
+    def __init__(self, memory: RequestMemory, profile_of: Callable[[str], Profile | None]) -> None:
+        self._memory, self._profile_of = memory, profile_of
+        self._views: dict[int, tuple[tuple[object, ...], JobView]] = {}
+
+    def view(self, facts: JobFacts) -> JobView:
+        """The view of a record; a record that cannot be read has a ``problem``, never an error."""
+        key = (facts.comment, facts.admin_comment, facts.name, facts.time_limit_s)
+        known = self._views.get(facts.job_id)
+        if known is not None and known[0] == key:
+            return known[1]
+        view = self._make_view(facts)
+        self._views[facts.job_id] = (key, view)
+        if view.problem:
+            _LOG.warning("job %d: %s", facts.job_id, view.problem.text)
+        return view
+
+    def _make_view(self, facts: JobFacts) -> JobView:
+        memory = self._remembered(facts)
+        # A requeue sets Slurm's submit time anew; the order of the queue is that of the first one.
+        submitted_s = memory.get("submitted_s")
+        if isinstance(submitted_s, float):
+            facts = replace(facts, submit_s=submitted_s)
+        try:
+            request = read_mark(facts.admin_comment)
+            if request is None:
+                shape = memory.get("shape")
+                if not isinstance(shape, Mapping):
+                    request = request_of_record(facts)
+                else:
+                    request = Request.from_json(shape)
+            job, hints = build_job(facts, request, self._profile_of)
+        except (HintError, ModelError) as err:
+            job, problem = unplannable(facts, err)
+            return JobView(job=job, hints=Hints(), problem=problem)
+        return JobView(job=job, hints=hints, problem=None)
+
+    def _remembered(self, facts: JobFacts) -> Mapping[str, object]:
+        """What the record said at first sight."""
+        memory = self._memory.request(facts.job_id)
+        if memory is None:
+            try:
+                shape = request_of_record(facts).to_json()
+            except ModelError:
+                shape = None
+            memory = {"submitted_s": facts.submit_s, "shape": shape}
+            self._memory.remember_request(facts.job_id, memory)
+        return memory
+
+    def forget_all_but(self, known: Collection[int]) -> None:
+        """Drop the views of jobs that are not in ``known``."""
+        self._views = {job_id: view for job_id, view in self._views.items() if job_id in known}

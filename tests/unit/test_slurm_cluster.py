@@ -1,0 +1,481 @@
+"""The adapter's bookkeeping on a Slurm in memory: what is seen, begun, followed and survived."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_slurm import Crash, FakeSlurm
+from manual_clock import ManualClock
+
+from slurm_synergy.cluster import ObservedJob
+from slurm_synergy.config import Settings
+from slurm_synergy.controller.leases import LeaseBook
+from slurm_synergy.controller.ledger import Ledger
+from slurm_synergy.core.catalogue import CATALOGUE
+from slurm_synergy.core.model import Elasticity, Enforcement, JobPhase, Reason, ReasonCode
+from slurm_synergy.core.resources import Resources
+from slurm_synergy.errors import ClusterError, ConfigError, SlurmCommandError
+from slurm_synergy.mechanisms import MECHANISMS
+from slurm_synergy.policies import POLICIES
+from slurm_synergy.round import RoundResult, run_round
+from slurm_synergy.slurm.cluster import SlurmCluster
+from slurm_synergy.slurm.dry_run import DryRun
+from slurm_synergy.slurm.facts import GpuForm, Hold, JobState, ReservationFacts
+
+
+class World:
+    """A controller's parts over a Slurm in memory; ``boot`` replaces a dead controller."""
+
+    def __init__(self, state_dir: Path, slurm: FakeSlurm | None = None, **settings: Any) -> None:
+        self.slurm = slurm or FakeSlurm()
+        self.clock = ManualClock(1000.0)
+        self.settings = Settings.model_validate(
+            {"scheduling": {"start_deadline_s": 10.0, "retry_backoff_s": 5.0}} | settings
+        )
+        self.state_dir = state_dir
+        self.ledger: Ledger | None = None
+
+    def boot(self) -> None:
+        """A controller starts on what its predecessor left."""
+        self.close()
+        self.ledger = Ledger(self.state_dir, clock=self.clock, catalogue=CATALOGUE.get)
+        self.book = LeaseBook(
+            self.ledger, self.clock, lease_s=60.0, node_of=lambda name: self.cluster.node(name)
+        )
+        self.cluster = SlurmCluster(
+            self.slurm, self.settings, self.book, self.ledger, self.ledger, self.clock
+        )
+        self.cluster.prepare()
+
+    def round(self, policy: str = "fifo") -> RoundResult:
+        assert self.ledger is not None
+        self.cluster.tick()
+        return run_round(
+            self.cluster,
+            self.ledger,
+            self.clock,
+            POLICIES[policy],
+            MECHANISMS["proportional"],
+            300.0,
+        )
+
+    def step(self) -> None:
+        """A round, and what Slurm makes of it by the next reading."""
+        self.round()
+        self.slurm.schedule()
+        self.clock.advance(1.0)
+        self.slurm.settle()
+        self.cluster.tick()
+
+    def seen(self, job_id: int) -> ObservedJob:
+        jobs = {one.job.job_id: one for one in self.cluster.look().jobs}
+        return jobs[job_id]
+
+    def close(self) -> None:
+        if self.ledger is not None:
+            self.ledger.close()
+
+
+MakeWorld = Callable[..., World]
+
+
+@pytest.fixture
+def make_world(tmp_path: Path) -> Iterator[MakeWorld]:
+    """Worlds with state directories of their own; the arguments are those of ``World``."""
+    with contextlib.ExitStack() as stack:
+
+        def make(slurm: FakeSlurm | None = None, **settings: Any) -> World:
+            place = tmp_path / secrets.token_hex(4)
+            one = World(place, slurm, **settings)
+            stack.callback(one.close)
+            one.boot()
+            return one
+
+        yield make
+
+
+@pytest.fixture
+def world(make_world: MakeWorld) -> World:
+    return make_world()
+
+
+def test_a_marked_job_is_seen_as_its_owner_asked_for_it(world: World) -> None:
+    job_id = world.slurm.submit(
+        gpus=2,
+        nodes=2,
+        tasks=2,
+        mem=1000,
+        comment="mine synergy:profile=resnet18-imagenet,samples=500,elastic=scale",
+    )
+    seen = world.seen(job_id)
+    job = seen.job
+    assert (job.gpus, job.nodes, job.tasks_per_node, job.gpu_types) == (4, 2, 2, ("v100",))
+    assert (job.min_mem_mib_per_node, job.total_samples) == (1000, 500.0)
+    assert (job.elasticity, job.wrapped, job.preemptible) == (Elasticity.STRONG_SCALING, True, True)
+    assert (seen.profile_key, seen.phase, seen.blocked) == (
+        "resnet18-imagenet",
+        JobPhase.PENDING,
+        None,
+    )
+
+
+def test_the_min_mem_hint_goes_before_the_users_mem_and_epochs_become_samples(world: World) -> None:
+    job_id = world.slurm.submit(
+        mem=9000, comment="synergy:min_mem=2G,epochs=3,profile=resnet18-imagenet"
+    )
+    job = world.seen(job_id).job
+    pipeline = CATALOGUE["resnet18-imagenet"].pipeline
+    assert pipeline is not None
+    assert job.min_mem_mib_per_node == 2048
+    assert job.total_samples == 3.0 * pipeline.samples_per_epoch
+
+
+def test_a_job_without_a_mark_is_rigid_and_remembered_as_first_seen(world: World) -> None:
+    job_id = world.slurm.submit(gpus=2, kind="", marked=False, mem=77)
+    first = world.seen(job_id).job
+    assert (first.gpus, first.gpu_types, first.wrapped) == (2, (), False)
+    world.slurm.change(job_id, gpus_asked={"v100": 5}, min_mem_node_mib=99_000, submit_s=900.0)
+    world.boot()
+    assert world.seen(job_id).job == first
+
+
+def test_a_requeue_does_not_change_a_jobs_place_in_the_queue(world: World) -> None:
+    job_id = world.slurm.submit()
+    world.cluster.tick()
+    world.slurm.change(job_id, submit_s=5000.0, restarts=1)
+    world.boot()
+    assert world.seen(job_id).job.submitted_s == float(job_id)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"admin_comment": "synergy:v=2,wrapper=yes"}, "version"),
+        ({"admin_comment": "synergy:v=1,wrapper=maybe,gpn=1"}, "malformed"),
+        ({"comment": "synergy:colour=red"}, "colour"),
+        ({"comment": "synergy:min_gpus=4,max_gpus=2"}, "contradict"),
+        ({"admin_comment": "", "gpu_form": GpuForm.PER_JOB}, "can be planned"),
+        ({"admin_comment": "", "gpus_asked": {"v100": 1, "a100": 1}}, "can be planned"),
+        ({"array_job_id": 1}, "arrays"),
+        ({"het_job_id": 1}, "heterogeneous"),
+        ({"dependency": "afterok:7"}, "afterok:7"),
+        ({"eligible_s": 5000.0}, "begins"),
+        ({"batch": False}, "sbatch"),
+    ],
+)
+def test_what_cannot_be_planned_waits_with_a_reason(
+    world: World, given: dict[str, Any], text: str
+) -> None:
+    bad, good = world.slurm.submit(**given), world.slurm.submit()
+    result = world.round()
+    reason = result.plan.waiting[bad]
+    assert reason.code is ReasonCode.NOT_OURS
+    assert text in reason.text
+    assert world.slurm.jobs[bad].held is Hold.ADMIN
+    assert world.slurm.jobs[good].priority == 1
+
+
+def test_slurms_own_delay_after_a_requeue_blocks_nothing(world: World) -> None:
+    job_id = world.slurm.submit(eligible_s=5000.0, restarts=1)
+    assert world.seen(job_id).blocked is None
+
+
+def test_nodes_that_are_not_ours_now_have_no_capacity(make_world: MakeWorld) -> None:
+    slurm = FakeSlurm(nodes=5)
+    slurm.nodes["v100-1"] = replace(slurm.nodes["v100-1"], flags=frozenset({"DRAIN"}))
+    slurm.nodes["v100-2"] = replace(slurm.nodes["v100-2"], flags=frozenset({"NOT_RESPONDING"}))
+    slurm.foreign["v100-3"] = 1
+    slurm.reservations["theirs"] = ReservationFacts(name="theirs", nodes=("v100-4",))
+    world = make_world(slurm)
+    capacity = {node.name: node.capacity.gpus for node in world.cluster.look().nodes}
+    assert capacity == {"v100-1": 0, "v100-2": 0, "v100-3": 0, "v100-4": 0, "v100-5": 8}
+    assert slurm.reservations["synergy"].nodes == ("v100-1", "v100-2", "v100-3", "v100-5")
+
+
+def test_our_own_jobs_do_not_make_a_node_foreign(world: World) -> None:
+    job_id = world.slurm.submit(gpus=8)
+    world.step()
+    (node,) = world.slurm.jobs[job_id].node_list
+    seen = world.cluster.look()
+    assert {one.name: one.capacity.gpus for one in seen.nodes} == {"v100-1": 8, "v100-2": 8}
+    assert seen.free[node].gpus == 0
+    world.slurm.requeue_hold(job_id)
+    # Slurm drops the GPU indices of a job that ends before it frees the GPUs.
+    parts = world.slurm.jobs[job_id].allocation
+    world.slurm.change(job_id, allocation=tuple(replace(part, gpu_ids=()) for part in parts))
+    world.slurm.foreign[node] = 8
+    assert {one.capacity.gpus for one in world.cluster.look().nodes} == {8}
+
+
+def test_a_partition_that_suddenly_has_no_node_changes_nothing(world: World) -> None:
+    job_id = world.slurm.submit()
+    world.step()
+    calls = len(world.slurm.calls)
+    world.slurm.nodes = {}
+    with pytest.raises(ClusterError, match="no GPU node"):
+        world.cluster.tick()
+    assert len(world.slurm.calls) == calls
+    assert world.book.job_ids() == (job_id,)
+
+
+def test_a_job_missing_in_one_answer_keeps_its_lease_if_slurm_still_knows_it(world: World) -> None:
+    job_id = world.slurm.submit()
+    world.step()
+    facts = world.slurm.jobs[job_id]
+    world.slurm.read_queue = lambda partition=None: ()  # type: ignore[method-assign]
+    world.cluster.tick()
+    assert world.book.job_ids() == (job_id,)
+    del world.slurm.jobs[job_id]
+    world.cluster.tick()
+    assert world.book.job_ids() == ()
+    assert facts.running
+
+
+def test_shared_asks_for_all_cores_and_requeue_for_the_planned_ones(make_world: MakeWorld) -> None:
+    for choice, cores in (("auto", 24), ("requeue", 12)):
+        world = make_world(enforcement=choice)
+        job_id = world.slurm.submit(gpus=4)
+        world.round()
+        facts = world.slurm.jobs[job_id]
+        assert (facts.min_cpus_node, facts.min_mem_node_mib) == (cores, 250_000)
+        lease = world.book.lease(job_id)
+        assert lease is not None
+        assert len(next(iter(lease.cores.values()))) == 12
+
+
+def test_a_partition_without_force_is_requeue_by_itself_and_refused_for_shared(
+    make_world: MakeWorld,
+) -> None:
+    slurm = FakeSlurm(oversubscribe=("NO", 1))
+    assert make_world(slurm).cluster.enforcement is Enforcement.REQUEUE
+    with pytest.raises(ConfigError, match="OverSubscribe=FORCE"):
+        make_world(slurm, enforcement="shared")
+
+
+def test_tasks_get_equal_whole_cores(world: World) -> None:
+    job_id = world.slurm.submit(gpus=5, tasks=5)
+    world.round()
+    facts = world.slurm.jobs[job_id]
+    assert (facts.cpus_per_task, facts.min_cpus_node) == (4, 20)
+
+
+def test_a_job_without_the_wrapper_gets_its_share_and_keeps_its_cores(world: World) -> None:
+    plain, other = world.slurm.submit(wrapped=False), world.slurm.submit()
+    world.step()
+    world.step()
+    facts = world.slurm.jobs[plain]
+    assert facts.min_cpus_node == 12
+    lease = world.book.lease(other)
+    assert lease is not None
+    (node,) = facts.node_list
+    assert lease.placement.nodes == (node,)
+    assert set(lease.cores[node]).isdisjoint(facts.allocation[0].cpu_ids)
+
+
+def test_the_lease_is_durable_before_the_release(world: World, make_world: MakeWorld) -> None:
+    world.slurm.submit()
+    world.round()
+    position = world.slurm.calls.index("release")
+    fresh = make_world()
+    job_id = fresh.slurm.submit()
+    fresh.slurm.break_at = {position + 1: Crash()}
+    with pytest.raises(Crash):
+        fresh.round()
+    assert fresh.slurm.jobs[job_id].priority == 0
+    assert fresh.book.job_ids() == (job_id,)
+
+
+def test_a_start_that_slurm_refuses_is_told_and_tried_again_later(world: World) -> None:
+    job_id = world.slurm.submit()
+    broken = SlurmCommandError(("scontrol",), 1, "Requested node configuration is not available")
+    world.slurm.break_at = {len(world.slurm.calls) + n: broken for n in range(1, 4)}
+    (outcome,) = world.round().outcomes
+    assert not outcome.done
+    assert outcome.reason is not None
+    assert "node configuration" in outcome.reason.text
+    blocked = world.seen(job_id).blocked
+    assert blocked is not None
+    assert blocked.code is ReasonCode.START_REFUSED
+    world.slurm.break_at = {}
+    world.clock.advance(6.0)
+    world.step()
+    assert world.slurm.jobs[job_id].running
+
+
+def test_a_job_that_does_not_start_in_time_is_held_again(world: World) -> None:
+    job_id = world.slurm.submit()
+    world.round()
+    world.slurm.change(job_id, reason="Licenses")
+    world.cluster.tick()
+    assert world.seen(job_id).phase is JobPhase.STARTING
+    world.clock.advance(11.0)
+    world.cluster.tick()
+    assert world.slurm.jobs[job_id].held is Hold.ADMIN
+    world.cluster.tick()
+    seen = world.seen(job_id)
+    assert world.book.job_ids() == ()
+    assert seen.phase is JobPhase.PENDING
+    assert seen.blocked is not None
+    assert "Licenses" in seen.blocked.text
+
+
+def test_a_running_job_is_held_and_a_stopped_one_requeued_when_its_time_is_over(
+    world: World,
+) -> None:
+    job_id = world.slurm.submit()
+    world.step()
+    assert world.slurm.jobs[job_id].held is Hold.ADMIN
+    reason = Reason(code=ReasonCode.PREEMPTED, text="test")
+    world.book.stop(job_id=job_id, reason=reason, grace_s=3.0)
+    world.cluster.tick()
+    assert "requeue_hold" not in world.slurm.calls
+    world.clock.advance(4.0)
+    world.cluster.tick()
+    world.cluster.tick()
+    assert world.slurm.calls.count("requeue_hold") == 1
+    assert world.seen(job_id).phase is JobPhase.ENDING
+    assert world.book.job_ids() == (job_id,)
+    world.slurm.settle()
+    world.cluster.tick()
+    assert world.book.job_ids() == ()
+    world.step()
+    assert world.book.incarnation(job_id) == 1
+
+
+def test_a_grace_hint_is_obeyed_up_to_an_hour(world: World) -> None:
+    job_id = world.slurm.submit(comment="synergy:grace_s=100000", time_limit_s=9e6)
+    world.step()
+    world.slurm.submit(gpus=8, time_limit_s=60.0)
+    world.slurm.submit(gpus=8, time_limit_s=60.0)
+    world.round("srtf")
+    (stored,) = [one for one in world.ledger.load_leases() if one.lease.job_id == job_id]  # type: ignore[union-attr]
+    assert stored.stop_deadline_s == world.clock.now_s() + 3600.0
+
+
+def test_a_start_on_other_resources_than_planned_is_adopted_as_it_is(world: World) -> None:
+    job_id = world.slurm.submit()
+    world.round()
+    world.slurm.schedule()
+    (part,) = world.slurm.jobs[job_id].allocation
+    world.slurm.change(job_id, allocation=(replace(part, mem_mib=1234),))
+    world.cluster.tick()
+    lease = world.book.lease(job_id)
+    assert lease is not None
+    assert lease.granted[part.node] == Resources(gpus=4, cpus=24, mem_mib=1234)
+
+
+def test_a_running_job_that_is_not_in_the_ledger_is_adopted(world: World) -> None:
+    job_id = world.slurm.submit()
+    world.step()
+    world.state_dir = world.state_dir.with_name("lost")
+    world.boot()
+    world.cluster.tick()
+    lease = world.book.lease(job_id)
+    assert lease is not None
+    assert lease.placement.on("v100-1").cpus == 12
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_controller_may_die_at_every_step_of_a_start_and_of_a_stop(
+    make_world: MakeWorld, after: bool
+) -> None:
+    """Promise P4: whatever dies, the job ends up running, on one lease that says where."""
+    for number in itertools.count(1):
+        world = make_world()
+        world.slurm.after = after
+        job_id = world.slurm.submit(gpus=8)
+        base = len(world.slurm.calls)
+        world.slurm.break_at = {base + number: Crash()}
+        died = _play(world, job_id)
+        facts, lease = world.slurm.jobs[job_id], world.book.lease(job_id)
+        assert facts.running, (number, world.slurm.calls)
+        assert facts.restarts == 1
+        assert facts.held is Hold.ADMIN
+        assert lease is not None
+        assert lease.placement.nodes == facts.node_list
+        assert world.book.incarnation(job_id) == 1
+        if not died:
+            assert number > 8, "the crash was never reached"
+            return
+
+
+def _play(world: World, job_id: int) -> bool:
+    """Start the job, stop it, and let it start again; a dead controller is booted anew."""
+    died, told = False, False
+    for _ in range(12):
+        try:
+            world.step()
+            facts = world.slurm.jobs[job_id]
+            if facts.running and facts.restarts == 0 and not told:
+                reason = Reason(code=ReasonCode.PREEMPTED, text="test")
+                world.book.stop(job_id=job_id, reason=reason, grace_s=0.5)
+                told = True
+        except Crash:
+            died = True
+            world.boot()
+    return died
+
+
+def test_a_finished_job_ends_its_lease(world: World) -> None:
+    job_id = world.slurm.submit()
+    world.step()
+    world.slurm.finish(job_id, JobState.CANCELLED)
+    world.cluster.tick()
+    assert world.book.job_ids() == ()
+    assert [one.job.job_id for one in world.cluster.look().jobs] == []
+
+
+def test_a_dry_run_touches_nothing(world: World) -> None:
+    world.slurm.submit()
+    calls, before = len(world.slurm.calls), dict(world.slurm.jobs)
+    dry = DryRun(world.cluster)
+    dry.prepare()
+    dry.tick()
+    assert world.ledger is not None
+    result = run_round(
+        dry, world.ledger, world.clock, POLICIES["fifo"], MECHANISMS["proportional"], 300.0
+    )
+    assert [outcome.done for outcome in result.outcomes] == [False]
+    assert (len(world.slurm.calls), world.slurm.jobs) == (calls, before)
+
+
+def test_the_reservation_is_made_repaired_adopted_and_opened_to_owners(world: World) -> None:
+    name = world.settings.reservation_name
+    world.slurm.submit()
+    world.round()
+    assert world.slurm.reservations[name].users == ("ann", "root")
+    world.slurm.reservations[name] = replace(world.slurm.reservations[name], nodes=("v100-1",))
+    world.boot()
+    assert world.slurm.reservations[name].nodes == ("v100-1", "v100-2")
+    assert world.slurm.reservations[name].users == ("ann", "root")
+    assert world.slurm.calls.count("create_reservation") == 1
+    del world.slurm.reservations[name]
+    world.cluster.prepare()
+    assert world.slurm.calls.count("create_reservation") == 2
+
+
+def test_without_a_reservation_none_is_made_and_reserved_nodes_are_left_alone(
+    make_world: MakeWorld,
+) -> None:
+    slurm = FakeSlurm()
+    slurm.nodes["v100-1"] = replace(slurm.nodes["v100-1"], flags=frozenset({"RESERVED"}))
+    world = make_world(slurm, pool={"reservation": False})
+    job_id = slurm.submit()
+    world.step()
+    assert slurm.reservations == {}
+    assert slurm.jobs[job_id].node_list == ("v100-2",)
+
+
+def test_a_reservation_that_cannot_be_made_says_what_is_missing(make_world: MakeWorld) -> None:
+    slurm = FakeSlurm()
+    denied = SlurmCommandError(("scontrol",), 1, "Access/permission denied", kind="permission")
+    slurm.break_at = {1: denied}
+    with pytest.raises(ClusterError, match=r"operator, or set pool\.reservation: false"):
+        make_world(slurm)
