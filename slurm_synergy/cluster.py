@@ -136,7 +136,7 @@ class Cluster(Protocol):
         ...
 
     def apply(self, action: Action, status: JobStatus) -> Outcome:
-        """Carry out one action, idempotently. A refusal is an Outcome; ClusterError is a failure."""
+        """Carry out one action, idempotently. A refusal is an Outcome, a failure a ClusterError."""
         ...
 
 
