@@ -113,7 +113,7 @@ def train(options: argparse.Namespace) -> None:
         for images, labels in loader:
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(images), labels)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             losses.add_step(epoch, loss.item())
             time.sleep(options.step_seconds)

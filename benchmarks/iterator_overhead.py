@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""What our DataLoader iterator costs per batch, against PyTorch's own, in the same run.
+
+The step between two batches is emulated by spinning, as the training process would be busy (a
+sleep would add the timer's own error, which is larger than what is measured); what is timed is the
+call for the next batch. Blocks of batches from both iterators alternate, in random order within a
+pair, over the same data set. A block's figure is the mean of its calls, without those that took
+more than five times their median, where another program had the core; the result is the median
+over the pairs. Batches are fetched in the training process (no workers), which would hide most of
+what is to be measured. The loader is as after ``synergy.register``: our own order, the lease
+looked at for every batch, a report on the board ten times a second. Prints the times per batch in
+ms, step included.
+
+    python benchmarks/iterator_overhead.py --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import slurm_synergy.jobside as synergy
+from slurm_synergy.jobside import torch_loader
+from slurm_synergy.jobside.board import Board, LeaseView
+
+EXIT_TOO_SLOW = 1
+LIMIT_PERCENT = 1.0
+TAKEN_AWAY = 5.0
+WARM_UP = 2
+BATCH_SIZE = 8
+
+
+def _block_ms(batches: Iterator[Any], count: int, step_s: float) -> float:
+    """Mean time of the calls for a batch, each after an emulated step."""
+    clock = time.perf_counter
+    took_s = []
+    for _ in range(count):
+        busy_until_s = clock() + step_s
+        while clock() < busy_until_s:
+            pass
+        called_s = clock()
+        next(batches)
+        took_s.append(clock() - called_s)
+    limit_s = TAKEN_AWAY * statistics.median(took_s)
+    return statistics.fmean(each for each in took_s if each <= limit_s) * 1e3
+
+
+def measure(*, pairs: int, block: int, step_s: float) -> dict[str, float]:
+    """Medians over ``pairs`` of blocks of ``block`` batches: plain_ms, ours_ms, overhead_pct."""
+    data = TensorDataset(torch.zeros((pairs + WARM_UP + 1) * block * BATCH_SIZE, 16))
+
+    def loader() -> DataLoader[Any]:
+        return DataLoader(data, batch_size=BATCH_SIZE, shuffle=True)
+
+    plain = iter(loader())
+    torch_loader.install(torch.utils.data)
+    synergy.register()
+    synergy.resume()
+    ours = iter(loader())
+    assert type(ours) is not type(plain)
+    order = random.Random(0)
+    plain_ms: list[float] = []
+    ours_ms: list[float] = []
+    for pair in range(pairs + WARM_UP):
+        both = [(plain, plain_ms), (ours, ours_ms)]
+        order.shuffle(both)
+        for batches, times in both:
+            took_ms = _block_ms(batches, block, step_s)
+            if pair >= WARM_UP:
+                times.append(took_ms)
+    extra_ms = statistics.median(o - p for o, p in zip(ours_ms, plain_ms, strict=True))
+    base_ms = step_s * 1e3 + statistics.median(plain_ms)
+    return {
+        "plain_ms": round(base_ms, 5),
+        "ours_ms": round(base_ms + extra_ms, 5),
+        "overhead_pct": round(100 * extra_ms / base_ms, 3),
+    }
+
+
+def main() -> int:
+    """Measure and print; status 1 when the overhead is 1 % or more."""
+    parser = argparse.ArgumentParser(description="Overhead of the lease-aware DataLoader.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--pairs", type=int, default=50)
+    parser.add_argument("--block", type=int, default=100, help="batches per block")
+    parser.add_argument("--step-ms", type=float, default=1.0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as place:
+        board = Board.create(Path(place) / "board", rank=0, ranks=1)
+        board.write_lease(LeaseView(core_count=1))
+        os.environ["SYNERGY_BOARD"] = str(board.path)
+        os.environ["SYNERGY_CHECKPOINT_DIR"] = str(Path(place) / "checkpoints")
+        result = measure(
+            pairs=options.pairs,
+            block=options.block,
+            step_s=options.step_ms / 1e3,
+        )
+    if options.json:
+        print(json.dumps(result))
+    else:
+        print(
+            f"plain {result['plain_ms']:.4f} ms, ours {result['ours_ms']:.4f} ms per batch:"
+            f" {result['overhead_pct']:.2f} % (limit {LIMIT_PERCENT:g} %)"
+        )
+    return EXIT_TOO_SLOW if result["overhead_pct"] >= LIMIT_PERCENT else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

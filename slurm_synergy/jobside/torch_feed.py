@@ -1,0 +1,205 @@
+"""What a training loader fetches, in which order, and the workers that do it.
+
+The pieces that :mod:`slurm_synergy.jobside.torch_loader` puts together. Nothing here imports torch:
+all of it runs in programs that did so themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from slurm_synergy.errors import ConfigError
+from slurm_synergy.jobside.sampler import EpochSampler, derive_seed
+from slurm_synergy.jobside.session import Session
+
+__all__ = [
+    "SeededBatch",
+    "WorkerInit",
+    "choose_seed",
+    "cpus_for_workers",
+    "data_module",
+    "has_plain_order",
+    "in_worker",
+    "own_sampler",
+    "ranks_of_data",
+    "seeded",
+    "twin_of",
+    "worker_count",
+]
+
+
+def data_module() -> Any:
+    """The ``torch.utils.data`` that the program imported."""
+    return sys.modules["torch.utils.data"]
+
+
+def in_worker() -> bool:
+    """This process only fetches for a loader; it takes no part in the lease."""
+    return data_module().get_worker_info() is not None
+
+
+# -- order ---------------------------------------------------------------------------------------
+
+
+def has_plain_order(loader: Any) -> bool:
+    """The sampler is one of PyTorch's whose order ours can stand for."""
+    data = data_module()
+    if isinstance(loader.dataset, data.IterableDataset):
+        return False
+    if loader.batch_size is not None and type(loader.batch_sampler) is not data.BatchSampler:
+        return False
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        return False
+    sampler = loader.sampler
+    if type(sampler) is data.RandomSampler:
+        whole = sampler.num_samples == len(sampler.data_source)
+        return whole and not sampler.replacement
+    return type(sampler) in (data.SequentialSampler, data.distributed.DistributedSampler)
+
+
+def ranks_of_data(loader: Any, session: Session) -> tuple[int, int]:
+    """(rank, ranks) that share the data: the sampler knows best (model-parallel groups)."""
+    sampler = loader.sampler
+    if isinstance(sampler, data_module().distributed.DistributedSampler):
+        return sampler.rank, sampler.num_replicas
+    return session.identity.rank, session.identity.world
+
+
+def choose_seed(loader: Any, session: Session) -> int:
+    """The seed of the order; ranks must agree on it without talking to each other.
+
+    SYNERGY_SEED, else that of a DistributedSampler or of the user's generator; else, for one rank,
+    the one given to ``torch.manual_seed``, and 0 for several, which may be seeded differently.
+    """
+    asked = os.environ.get("SYNERGY_SEED")
+    if asked:
+        try:
+            return abs(int(asked))
+        except ValueError:
+            raise ConfigError(
+                "not an integer", key="SYNERGY_SEED", value=asked, remedy="give a whole number"
+            ) from None
+    sampler = loader.sampler
+    if isinstance(sampler, data_module().distributed.DistributedSampler):
+        return int(sampler.seed)
+    generator = getattr(sampler, "generator", None)
+    if generator is not None:
+        return int(generator.initial_seed())
+    if session.identity.world > 1:
+        return 0
+    return int(sys.modules["torch"].initial_seed())
+
+
+def own_sampler(loader: Any, session: Session) -> EpochSampler:
+    rank, ranks = ranks_of_data(loader, session)
+    sampler = loader.sampler
+    sequential = type(sampler) is data_module().SequentialSampler
+    return EpochSampler(
+        len(loader.dataset),
+        batch_size=loader.batch_size or 1,
+        seed=session.seed,
+        epoch=session.epoch,
+        consumed=session.epoch_samples,
+        rank=rank,
+        ranks=ranks,
+        shuffle=not sequential and getattr(sampler, "shuffle", True),
+        drop_last=loader.drop_last,
+    )
+
+
+class SeededBatch(list[int]):
+    """Indices of a batch that seed the worker's generators when it begins to fetch them."""
+
+    __slots__ = ("_seed",)
+
+    def __init__(self, indices: list[int], seed: int) -> None:
+        super().__init__(indices)
+        self._seed = seed
+
+    def __iter__(self) -> Iterator[int]:
+        if in_worker():
+            sys.modules["torch"].default_generator.manual_seed(self._seed)
+            random.seed(self._seed)
+            numpy_random = sys.modules.get("numpy.random")
+            if numpy_random is not None:
+                numpy_random.seed(self._seed & 0xFFFFFFFF)
+        return super().__iter__()
+
+    def __reduce__(self) -> Any:
+        # list's own way would iterate, and so seed, in the process that sends the batch.
+        return SeededBatch, (list(super().__iter__()), self._seed)
+
+
+def seeded(batches: Iterator[Any], session: Session) -> Iterator[Any]:
+    """Give each batch the seed of its place in the job's data."""
+    seed, epoch, rank = session.seed, session.epoch, session.identity.rank
+    for number, indices in enumerate(batches, session.epoch_batches):
+        if type(indices) is list:
+            yield SeededBatch(indices, derive_seed(seed, epoch, number, rank))
+        else:
+            yield indices
+
+
+# -- workers -------------------------------------------------------------------------------------
+
+
+def cpus_for_workers(session: Session) -> tuple[int, ...]:
+    """The OS CPUs that a worker may use: a library may have narrowed this thread's own mask."""
+    if session.lease.cores:
+        return session.lease.cores
+    granted = os.environ.get("SYNERGY_GRANTED_CPUS", "")
+    return tuple(int(cpu) for cpu in granted.split(",")) if granted else ()
+
+
+class WorkerInit:
+    """Runs first in each worker: affinity and signals as they should be, then the user's own."""
+
+    def __init__(self, cpus: tuple[int, ...], then: Callable[[int], object] | None) -> None:
+        self._cpus, self._then = cpus, then
+
+    def __call__(self, worker_id: int) -> None:
+        if self._cpus:
+            with contextlib.suppress(OSError):  # these CPUs may have left the cpuset meanwhile
+                os.sched_setaffinity(0, self._cpus)
+        handler = signal.getsignal(signal.SIGTERM)
+        if isinstance(getattr(handler, "__self__", None), Session):
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if self._then is not None:
+            self._then(worker_id)
+
+
+def worker_count(loader: Any, session: Session) -> int:
+    """Workers that the lease gives this process; the user's own number where it does not say."""
+    asked: int = loader.num_workers
+    if asked == 0 or os.environ.get("SYNERGY_WORKERS") == "keep":
+        return asked
+    if isinstance(loader.dataset, data_module().IterableDataset):
+        return asked
+    if session.board is not None:
+        session.lease = session.board.read_lease()
+    cores = session.lease.core_count or int(os.environ.get("SYNERGY_LEASE_CPUS") or 0)
+    return max(cores // session.identity.local_ranks, 1) if cores else asked
+
+
+def _all_is_well() -> None:
+    """Stands for PyTorch's check of the worker count, which knows nothing of the lease."""
+
+
+def twin_of(loader: Any, workers: int, cpus: tuple[int, ...], **changes: Any) -> Any:
+    """The same loader with another worker count and other attributes; fetches, is never kept."""
+    twin = object.__new__(type(loader))
+    twin.__dict__.update(loader.__dict__)
+    twin.__dict__.update(
+        num_workers=workers,
+        check_worker_number_rationality=_all_is_well,
+        **changes,
+    )
+    if workers:
+        twin.__dict__["worker_init_fn"] = WorkerInit(cpus, loader.worker_init_fn)
+    return twin
