@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -96,7 +97,7 @@ def job_submit_source() -> Path:
     Raises DevClusterError when it is in neither place.
     """
     package = Path(__file__).resolve().parents[1]
-    for place in (package.parent / "etc", package / "etc"):
+    for place in (package.parent / "etc", Path(sys.prefix) / "share" / "slurm-synergy"):
         if (place / "job_submit.lua").is_file():
             return place / "job_submit.lua"
     raise DevClusterError("job_submit.lua is not in this installation; reinstall slurm-synergy")
