@@ -58,14 +58,22 @@ class Result:
             return None
         return self.avg_jct_s["proportional"] / self.avg_jct_s["tune"]
 
+    def broken(self, acts: Sequence[str]) -> list[str]:
+        """The promises of ``acts`` that were not kept, in words."""
+        found = []
+        ratio = self.ratio or 0.0
+        if "motivating" in acts and ratio < LEAST_RATIO:
+            found.append(
+                f"the ratio {ratio:.2f} is below {LEAST_RATIO:g}. On a busy machine starting the "
+                "jobs takes longer than what tune saves: play it again when it is quiet"
+            )
+        if "resume" in acts and self.resume_identical is not True:
+            found.append("the resumed training differs from the uninterrupted one")
+        return found
+
     def kept(self, acts: Sequence[str]) -> bool:
         """Whether each of ``acts`` showed what it promises."""
-        ratio = self.ratio
-        promises = {
-            "motivating": ratio is not None and ratio >= LEAST_RATIO,
-            "resume": self.resume_identical is True,
-        }
-        return all(promises[act] for act in acts)
+        return not self.broken(acts)
 
     def to_json(self) -> str:
         """The last line of the demonstration."""
@@ -107,6 +115,8 @@ def command(only: str | None, keep: bool, time_scale: float) -> None:
             with _stage(screen, keep=keep) as stage:
                 _play(stage, screen, acts, result, time_scale=time_scale)
             status = 0 if result.kept(acts) else 1
+            for broken in result.broken(acts):
+                screen.say(f"\nThe demonstration failed: {broken}")
         except SynergyError as err:
             screen.say(f"\nThe demonstration failed: {err}")
         except KeyboardInterrupt:
