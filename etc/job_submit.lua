@@ -1,8 +1,8 @@
 --[[ Admission of slurm-synergy's jobs. Lua 5.1 to 5.4; Slurm 22.05 and newer.
 
 Jobs for the managed partition are checked, marked requeueable and held: only an operator or the
-controller lets them start. Their owner may cancel, hold or rename them and change their hints, but
-not release or reshape them. All other jobs pass untouched.
+controller lets them start. Their owner may cancel and rename them, shorten their time limit and
+change their hints, but not hold, release or reshape them. All other jobs pass untouched.
 
 Slurm accepts a job unchanged when this script raises an error. Therefore a managed job is held
 before it is looked at, and any error on its way means refusal.
@@ -51,6 +51,10 @@ local function check_site(site)
     assert(type(shape) == "table" and type(shape.type) == "string", "a shape needs a type")
     for _, key in ipairs({ "nodes", "gpus" }) do
       assert(type(shape[key]) == "number", "shape " .. shape.type .. " needs the number " .. key)
+    end
+    for _, key in ipairs({ "cores", "mem_mib" }) do
+      assert(shape[key] == nil or type(shape[key]) == "number",
+        key .. " of shape " .. shape.type .. " must be a number")
     end
   end
 end
@@ -130,18 +134,33 @@ local function given_mib(value)
   return math.floor(value)
 end
 
-local function whole(text)
-  -- Nine digits fit every Lua's integers, and no honest hint needs more.
-  if #text > 9 or not string.match(text, "^%d+$") then return nil end
+-- Nine digits fit every Lua's integers; fifteen are exact in a double, for which "%d" is too small.
+local DIGITS, MOST_DIGITS = 9, 15
+
+local function whole(text, digits)
+  if #text > (digits or DIGITS) or not string.match(text, "^%d+$") then return nil end
   return tonumber(text)
+end
+
+-- "1 GPU", "2 GPUs".
+local function some(number, thing)
+  return string.format("%d %s%s", number, thing, number == 1 and "" or "s")
+end
+
+-- MiB the way --mem takes them.
+local function show_mib(mib)
+  if mib % 1024 == 0 then return string.format("%.0fG", mib / 1024) end
+  return string.format("%.0fM", mib)
 end
 
 -- hints ---------------------------------------------------------------------------------------
 
-local function positive(text)
-  local number = whole(text)
+local function positive(text, digits)
+  local number = whole(text, digits)
   return number and number > 0 and number or nil
 end
+
+local function amount_of_work(text) return positive(text, MOST_DIGITS) end
 
 local function batch_range(text)
   local low, high = string.match(text, "^(%d+)%-(%d+)$")
@@ -154,9 +173,13 @@ local function matching(pattern)
   return function(text) return string.match(text, pattern) end
 end
 
+local MIB_PER_UNIT = { [""] = 1, M = 1, G = 1024, T = 1024 * 1024 }
+
+-- In MiB.
 local function size(text)
-  local number = string.match(text, "^(%d+%.?%d*)[MGT]?$")
-  return number and #number <= 9 and tonumber(number) > 0 and text or nil
+  local number, unit = string.match(text, "^(%d+%.?%d*)([MGT]?)$")
+  if not number or #number > 9 or tonumber(number) <= 0 then return nil end
+  return math.ceil(tonumber(number) * MIB_PER_UNIT[unit])
 end
 
 local function one_of(...)
@@ -180,14 +203,14 @@ local HINTS = {
   batch = { parse = batch_range, example = "batch=256 or batch=128-4096" },
   ckpt_dir = { parse = matching("^/[^,]+$"), example = "ckpt_dir=/scratch/me/run1" },
   elastic = { parse = one_of("rigid", "scale", "full"), example = "elastic=rigid, scale or full" },
-  epochs = { parse = positive, example = "epochs=90" },
+  epochs = { parse = amount_of_work, example = "epochs=90" },
   gpu_types = { parse = type_list, example = "gpu_types=v100+a100" },
   grace_s = { parse = positive, example = "grace_s=60" },
   max_gpus = { parse = positive, example = "max_gpus=16" },
   min_gpus = { parse = positive, example = "min_gpus=2" },
   min_mem = { parse = size, example = "min_mem=20G" },
   profile = { parse = matching("^[%w][%w._-]*$"), example = "profile=resnet18-imagenet" },
-  samples = { parse = positive, example = "samples=1281167" },
+  samples = { parse = amount_of_work, example = "samples=1281167" },
   scale_unit = { parse = positive, example = "scale_unit=2" },
 }
 
@@ -202,8 +225,12 @@ end
 local function hint_token(comment)
   local found
   for word in string.gmatch(comment or "", "%S+") do
-    local token = string.match(word, "^synergy:(.*)$")
-    if token then
+    local prefix, token = string.match(word, "^(%a+):(.*)$")
+    if prefix and string.lower(prefix) == "synergy" then
+      if prefix ~= "synergy" then
+        refuse("hints begin with \"synergy:\" in lower case, not \"%s:\"; write synergy:%s",
+          prefix, token)
+      end
       if found then
         refuse("the comment has more than one synergy: list; put all hints into one, for example %s",
           HINT_EXAMPLE)
@@ -219,9 +246,14 @@ local function read_hints(comment)
   local hints = {}
   if token == nil then return hints end
   for item in string.gmatch(token .. ",", "([^,]*),") do
+    if item == "" then
+      refuse("the list \"synergy:%s\" has an empty hint; hints are one word of key=value and "
+        .. "commas, without spaces, for example %s", token, HINT_EXAMPLE)
+    end
     local key, value = string.match(item, "^([^=]*)=(.*)$")
     if not key then
-      refuse("the hint \"%s\" is not key=value; for example %s", item, HINT_EXAMPLE)
+      refuse("the hint \"%s\" is not key=value; hints are one word without spaces, for example %s",
+        item, HINT_EXAMPLE)
     end
     local hint = HINTS[key]
     if not hint then
@@ -254,16 +286,26 @@ local function known_types()
   return seen, table.concat(names, ", ")
 end
 
--- How many nodes of the type have that many GPUs, and the most GPUs that a node of it has.
-local function nodes_with(gpu_type, gpus)
-  local count, most = 0, 0
-  for _, shape in ipairs(SITE.shapes) do
-    if shape.type == gpu_type then
-      most = math.max(most, shape.gpus)
-      if shape.gpus >= gpus then count = count + shape.nodes end
-    end
+-- The shapes that have at least so much of something (one that does not say has enough), and the
+-- most that any of them has.
+local function with_enough(shapes, key, wanted)
+  local enough, most = {}, 0
+  for _, shape in ipairs(shapes) do
+    local has = shape[key] or math.huge
+    most = math.max(most, has)
+    if has >= wanted then enough[#enough + 1] = shape end
   end
-  return count, most
+  return enough, most
+end
+
+-- All nodes of a job have GPUs of one type.
+local function most_nodes_of_a_type(shapes)
+  local counts, most = {}, 0
+  for _, shape in ipairs(shapes) do
+    counts[shape.type] = (counts[shape.type] or 0) + shape.nodes
+    most = math.max(most, counts[shape.type])
+  end
+  return most
 end
 
 -- "gres:gpu:v100:2" (22.05) or "gres/gpu:v100:2" (newer): GPUs per node and their type or nil.
@@ -323,8 +365,7 @@ local function refuse_other_gpu_forms(job)
   end
 end
 
-local function check_supply(gpus, gpu_type, nodes, hints)
-  if #SITE.shapes == 0 then return end
+local function check_types(gpu_type, hints)
   local seen, list = known_types()
   if gpu_type and not seen[gpu_type] then
     refuse("there are no GPUs of type %s; known types: %s", gpu_type, list)
@@ -337,23 +378,43 @@ local function check_supply(gpus, gpu_type, nodes, hints)
   if gpu_type and hints.gpu_types and not hints.gpu_types[gpu_type] then
     refuse("the request names GPU type %s, the hint gpu_types does not; make them agree", gpu_type)
   end
-  local most_gpus, most_nodes = 0, 0
-  for name in pairs(seen) do
-    local wanted = gpu_type == name
-      or (not gpu_type and (not hints.gpu_types or hints.gpu_types[name]))
-    if wanted then
-      local count, most = nodes_with(name, gpus)
-      most_gpus, most_nodes = math.max(most_gpus, most), math.max(most_nodes, count)
+end
+
+-- Refuses what no kind of node can ever satisfy; the job would wait for it forever.
+local function check_supply(request, hints)
+  if #SITE.shapes == 0 then return end
+  check_types(request.gpu_type, hints)
+  local fit, most = {}, 0
+  for _, shape in ipairs(SITE.shapes) do
+    if request.gpu_type == shape.type
+      or (not request.gpu_type and (not hints.gpu_types or hints.gpu_types[shape.type])) then
+      fit[#fit + 1] = shape
     end
   end
-  local kind = gpu_type and (" of type " .. gpu_type) or ""
-  if gpus > most_gpus then
-    refuse("%d GPUs per node are more than any node%s has; ask for at most %d per node, and for "
-      .. "more nodes with -N", gpus, kind, most_gpus)
+  local kind = request.gpu_type and (" of type " .. request.gpu_type) or ""
+  fit, most = with_enough(fit, "gpus", request.gpus)
+  if #fit == 0 then
+    refuse("%s per node are more than any node%s has; ask for at most %d per node, and for "
+      .. "more nodes with -N", some(request.gpus, "GPU"), kind, most)
   end
-  if nodes > most_nodes then
-    refuse("%d nodes with %d GPUs%s each are more than there are; ask for at most %d nodes",
-      nodes, gpus, kind, most_nodes)
+  local with = string.format("%s with %s", kind, some(request.gpus, "GPU"))
+  local mem_mib = math.max(request.mem_mib, hints.min_mem or 0)
+  fit, most = with_enough(fit, "mem_mib", mem_mib)
+  if #fit == 0 then
+    refuse("%s of memory per node (--mem, --mem-per-cpu or the hint min_mem) is more than any "
+      .. "node%s has; ask for at most %s", show_mib(mem_mib), with, show_mib(most))
+  end
+  fit, most = with_enough(fit, "cores", request.cores)
+  if #fit == 0 then
+    refuse("%s per node (-c for each task) are more than any node%s has; ask for at most %d, or "
+      .. "leave -c out: the controller gives each job the CPUs that it can use",
+      some(request.cores, "CPU"), with, most)
+  end
+  local most_nodes = most_nodes_of_a_type(fit)
+  if request.nodes > most_nodes then
+    local needs = (mem_mib > 0 or request.cores > 0) and ", the CPUs and the memory asked for" or ""
+    refuse("%d nodes with %s%s%s each are more than there are; ask for at most %s", request.nodes,
+      some(request.gpus, "GPU"), kind, needs, some(most_nodes, "node"))
   end
 end
 
@@ -375,6 +436,13 @@ local function count_nodes(job)
   return least
 end
 
+-- The numbers of tasks per node that frameworks work with.
+local function task_forms(gpus)
+  if gpus == 1 then return "--ntasks-per-node=1" end
+  return string.format("one task per node (--ntasks-per-node=1) or one per GPU "
+    .. "(--ntasks-per-node=%d)", gpus)
+end
+
 -- Tasks per node; 0 when the user asked for no number of tasks.
 local function tasks_per_node(job, nodes, gpus)
   local tasks, per_node = given(job.num_tasks), given(job.ntasks_per_node)
@@ -382,18 +450,18 @@ local function tasks_per_node(job, nodes, gpus)
   if not per_node then
     if not tasks then return 0 end
     if tasks % nodes ~= 0 then
-      refuse("%d tasks cannot be spread evenly over %d nodes; use --ntasks-per-node=1 or "
-        .. "--ntasks-per-node=%d", tasks, nodes, gpus)
+      refuse("%s cannot be spread evenly over %d nodes; use %s", some(tasks, "task"), nodes,
+        task_forms(gpus))
     end
     per_node = math.floor(tasks / nodes)
   end
   if tasks and tasks ~= per_node * nodes then
-    refuse("%d tasks are not %d per node on %d nodes; leave -n out or make them agree",
-      tasks, per_node, nodes)
+    refuse("%s in all (-n) and %d per node on %s contradict each other; leave -n out or make them "
+      .. "agree", some(tasks, "task"), per_node, some(nodes, "node"))
   end
   if per_node ~= 1 and per_node ~= gpus then
-    refuse("%d tasks per node with %d GPUs per node; use one task per node "
-      .. "(--ntasks-per-node=1) or one per GPU (--ntasks-per-node=%d)", per_node, gpus, gpus)
+    refuse("%s per node with %s per node; use %s", some(per_node, "task"), some(gpus, "GPU"),
+      task_forms(gpus))
   end
   return per_node
 end
@@ -451,49 +519,63 @@ local function calls_wrapper(script)
   return false
 end
 
--- What Slurm forgets when the controller updates the job: the user's own request.
-local function mark(job, gpus, gpu_type, nodes, per_node)
-  local cpus = given(job.cpus_per_task) or 0
+-- What the user asks for on each node; 0 where he does not say.
+local function read_request(job)
+  local gpus, gpu_type = parse_gres(job.tres_per_node)
+  local nodes = count_nodes(job)
+  local per_node = tasks_per_node(job, nodes, gpus)
+  local per_task = given(job.cpus_per_task) or 0
   local mem_mib = given_mib(job.min_mem_per_node)
   local per_cpu_mib = given_mib(job.min_mem_per_cpu)
   if not mem_mib and per_cpu_mib then
-    mem_mib = per_cpu_mib * math.max(1, cpus) * math.max(1, per_node)
+    mem_mib = per_cpu_mib * math.max(1, per_task) * math.max(1, per_node)
   end
-  return string.format("%s,wrapper=%s,gpn=%d,type=%s,nodes=%d,tpn=%d,cpt=%d,mem=%.0f", MARK,
-    calls_wrapper(job.script) and "yes" or "no", gpus, gpu_type or "any", nodes, per_node, cpus,
-    mem_mib or 0)
+  return { gpus = gpus, gpu_type = gpu_type, nodes = nodes, tasks = per_node,
+    cpus_per_task = per_task, cores = per_task * math.max(1, per_node), mem_mib = mem_mib or 0 }
 end
 
-local function add_endpoint(job)
-  if not SITE.endpoint then return end
+-- What Slurm forgets when the controller updates the job: the user's own request.
+local function mark(request, script)
+  return string.format("%s,wrapper=%s,gpn=%d,type=%s,nodes=%d,tpn=%d,cpt=%d,mem=%.0f", MARK,
+    calls_wrapper(script) and "yes" or "no", request.gpus, request.gpu_type or "any", request.nodes,
+    request.tasks, request.cpus_per_task, request.mem_mib)
+end
+
+-- For the launcher; what the user has set himself stays.
+local function add_environment(job, hints)
   local environment = job.environment
-  if environment ~= nil and environment["SYNERGY_ENDPOINT"] == nil then
-    environment["SYNERGY_ENDPOINT"] = SITE.endpoint
+  if environment == nil then return end
+  local ours = { SYNERGY_ENDPOINT = SITE.endpoint, SYNERGY_CHECKPOINT_DIR = hints.ckpt_dir }
+  for name, value in pairs(ours) do
+    if (environment[name] or "") == "" then environment[name] = value end
   end
 end
 
 local function admit(job)
   -- First of all: whatever happens below, the job is held and can be requeued.
+  local asks_hold = job.priority == 0
   job.priority = 0
   job.requeue = 1
   if SITE_ERROR then
     refuse("partition %s takes no jobs now, its settings are broken; tell your administrator: %s",
       SITE.partition, SITE_ERROR)
   end
+  if asks_hold then
+    refuse("slurm-synergy holds and starts jobs of this partition itself; submit without --hold, "
+      .. "or use --begin=TIME")
+  end
   check_kind(job)
   refuse_other_gpu_forms(job)
-  local gpus, gpu_type = parse_gres(job.tres_per_node)
-  local nodes = count_nodes(job)
-  local per_node = tasks_per_node(job, nodes, gpus)
+  local request = read_request(job)
   local hints = read_hints(job.comment)
-  check_supply(gpus, gpu_type, nodes, hints)
-  local facts = mark(job, gpus, gpu_type, nodes, per_node)
-  job.min_nodes = nodes
-  job.max_nodes = nodes
+  check_supply(request, hints)
+  local facts = mark(request, job.script)
+  job.min_nodes = request.nodes
+  job.max_nodes = request.nodes
   -- What others wrote stays, but nobody else makes marks.
   local before = string.gsub(job.admin_comment or "", "%s*synergy:v=%S*", "")
   job.admin_comment = before ~= "" and (before .. " " .. facts) or facts
-  add_endpoint(job)
+  add_environment(job, hints)
 end
 
 -- changes -------------------------------------------------------------------------------------
@@ -513,8 +595,22 @@ local FIXED_NUMBERS = {
   "nice", "site_factor", "time_min", "req_switch", "reboot", "delay_boot",
 }
 
+-- The hints of a changed comment. Where checkpoints go is in the job's environment already.
+local function check_new_hints(comment, record)
+  local hints = read_hints(comment)
+  local readable, before = pcall(read_hints, record.comment)
+  if readable and before.ckpt_dir ~= hints.ckpt_dir then
+    refuse("the hint ckpt_dir cannot be changed after submission; cancel the job and submit it "
+      .. "anew")
+  end
+end
+
 local function veto(job, record)
-  if job.priority ~= nil and job.priority ~= NO_VAL and job.priority ~= 0 then
+  if job.priority == 0 then
+    refuse("slurm-synergy holds and starts jobs of partition %s itself; to keep one from running "
+      .. "use scancel", SITE.partition)
+  end
+  if job.priority ~= nil and job.priority ~= NO_VAL then
     refuse("only the controller starts jobs of partition %s; to stop waiting use scancel",
       SITE.partition)
   end
@@ -540,7 +636,7 @@ local function veto(job, record)
   if limit ~= nil and limit ~= NO_VAL and limit > (record.time_limit or 0) then
     refuse("the time limit of a job in partition %s can only be lowered", SITE.partition)
   end
-  if job.comment ~= nil then read_hints(job.comment) end
+  if job.comment ~= nil then check_new_hints(job.comment, record) end
 end
 
 -- what Slurm calls ----------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from slurm_synergy.errors import ConfigError
 
 __all__ = [
+    "ANY_HOST",
     "DEFAULT_PATH",
     "ClusterSettings",
     "EnforcementChoice",
@@ -48,7 +49,12 @@ __all__ = [
 DEFAULT_PATH = Path("/etc/slurm-synergy/synergy.yaml")
 """Where the daemon and synergyctl look when no file is named."""
 
+ANY_HOST = ("0.0.0.0", "::")
+"""Addresses that mean every address of a machine: to listen on, not to call."""
+
 _WIDTH = 100
+# How alike a wrong key and a known one must be before we guess (0 to 1): one or two slips.
+_NEAR = 0.7
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
@@ -70,7 +76,6 @@ class EnforcementChoice(StrEnum):
 
     AUTO = "auto"
     SHARED = "shared"
-    BORROW = "borrow"
     REQUEUE = "requeue"
 
 
@@ -204,7 +209,8 @@ class MungeSettings(_Section):
     """How credentials of callers are checked."""
 
     socket: AbsolutePath | None = Field(
-        default=None, description="Socket of munged; null: munge's own default."
+        default=None,
+        description="Socket of munged; null: SYNERGY_MUNGE_SOCKET, else munge's own default.",
     )
 
 
@@ -233,6 +239,17 @@ class LeaseSettings(_Section):
                 parse_address(value)
             except ValueError as err:
                 raise PydanticCustomError("address", "{what}", {"what": str(err)}) from err
+        return value
+
+    @field_validator("advertise")
+    @classmethod
+    def _can_be_called(cls, value: str | None) -> str | None:
+        if value is not None and parse_address(value)[0] in ANY_HOST:
+            raise PydanticCustomError(
+                "any_host",
+                "nobody can call that address: name this machine, as in head-node:7737, or use "
+                "null for its host name",
+            )
         return value
 
 
@@ -273,7 +290,9 @@ class Settings(_Section):
     )
     state_dir: AbsolutePath = Field(
         default=Path("/var/lib/slurm-synergy"),
-        description="Directory of the ledger and the journal; only one daemon may use it.",
+        description="Directory of the ledger and the journal, readable by the controller's user "
+        "only; only one daemon may use it. Its file 'endpoint' says where leases are served; that "
+        "one has mode 0644, so that it can be published.",
     )
     journal: JournalSettings = Field(
         default=JournalSettings(), description="One JSON record per round."
@@ -282,15 +301,6 @@ class Settings(_Section):
         default=LogLevel.INFO,
         description="Least severity that is logged: debug, info, warning, error.",
     )
-
-    @field_validator("enforcement")
-    @classmethod
-    def _is_supported(cls, value: EnforcementChoice) -> EnforcementChoice:
-        if value is EnforcementChoice.BORROW:
-            raise PydanticCustomError(
-                "unsupported", "'borrow' is not available in this release; use auto or requeue"
-            )
-        return value
 
     @property
     def reservation_name(self) -> str:
@@ -370,11 +380,42 @@ def _config_error(details: ErrorDetails, file: str) -> ConfigError:
     value = details["input"]
     if details["type"] == "extra_forbidden":
         return _unknown_key(path, value, file)
-    what = details["msg"][:1].lower() + details["msg"][1:]
+    what = _in_words(details)
     # A union's branches append their own names to the location; the key ends where fields end.
     key, description = _described(path)
     shown = value if isinstance(value, (str, int, float, bool)) else None
     return ConfigError(what, file=file, key=key, value=shown, remedy=description)
+
+
+_WORDS = {
+    "model_type": "must be a section of keys",
+    "model_attributes_type": "must be a section of keys",
+    "dict_type": "must be a section of keys",
+    "tuple_type": "must be a list, e.g. [root]",
+    "string_type": "must be text",
+    "string_pattern_mismatch": "must be a name: letters, digits and the characters . _ - , "
+    "beginning with a letter or digit, at most 64 in all",
+    "enum": "must be one of {expected}",
+    "bool_type": "must be true or false",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "path_type": "must be an absolute path",
+    "greater_than": "must be more than {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than": "must be less than {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "too_short": "must name at least {min_length}",
+}
+"""What is wrong, by the validator's type of error, in words of the settings file."""
+
+
+def _in_words(details: ErrorDetails) -> str:
+    words = _WORDS.get(details["type"])
+    if words is not None:
+        return words.format(**details.get("ctx", {})).replace("'", "")
+    text = details["msg"].replace("Input should", "must")
+    return text[:1].lower() + text[1:]
 
 
 def _unknown_key(path: Sequence[str], value: object, file: str) -> ConfigError:
@@ -382,7 +423,7 @@ def _unknown_key(path: Sequence[str], value: object, file: str) -> ConfigError:
     for part in path[:-1]:
         model = type(model.model_fields[part].default)
     known = list(model.model_fields)
-    near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(path[-1], known, n=1, cutoff=_NEAR)
     remedy = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
     shown = value if isinstance(value, (str, int, float, bool)) else None
     return ConfigError("unknown key", file=file, key=".".join(path), value=shown, remedy=remedy)

@@ -15,6 +15,7 @@
     ├── DemoError              the demonstration did not show what it promises
     ├── LedgerError            the state database is unusable (never auto-deleted)
     ├── LeaseError             a lease call was refused or failed
+    │   └── MungeError         munge cannot be used on this machine: nobody can be authenticated
     └── CheckpointError        a checkpoint could not be written or trusted
 
 Expected results (a job waits, a start was refused) are values, never exceptions.
@@ -34,6 +35,7 @@ __all__ = [
     "LeaseError",
     "LedgerError",
     "ModelError",
+    "MungeError",
     "PlanError",
     "SlurmCommandError",
     "SlurmParseError",
@@ -46,6 +48,11 @@ __all__ = [
 
 class SynergyError(Exception):
     """Base of all errors of this package."""
+
+    @property
+    def in_short(self) -> str:
+        """The error in a line for people; ``str()`` may tell more."""
+        return str(self)
 
 
 class ConfigError(SynergyError):
@@ -94,6 +101,14 @@ class SlurmCommandError(ClusterError):
         super().__init__(f"{' '.join(argv)}: exit status {rc}: {stderr.strip() or '(no message)'}")
         self.argv, self.rc, self.stderr, self.kind = tuple(argv), rc, stderr, kind
 
+    @property
+    def in_short(self) -> str:
+        """Without the command line, which ``str()`` has, for people who do not debug us."""
+        said = self.stderr.strip().splitlines() or ["no message"]
+        if self.kind == "controller_down":
+            return f"Slurm does not answer ({said[0].rpartition('error: ')[2]})"
+        return f"{self.argv[0] if self.argv else 'Slurm'} failed: {said[0]}"
+
 
 class SlurmTimeout(ClusterError):
     """A Slurm command gave no answer within ``timeout_s`` seconds."""
@@ -101,6 +116,11 @@ class SlurmTimeout(ClusterError):
     def __init__(self, argv: Sequence[str], timeout_s: float) -> None:
         super().__init__(f"{' '.join(argv)}: no answer within {timeout_s:g} s")
         self.argv, self.timeout_s = tuple(argv), timeout_s
+
+    @property
+    def in_short(self) -> str:
+        """Without the command line, which ``str()`` has, for people who do not debug us."""
+        return f"Slurm does not answer ({self.argv[0]}: nothing within {self.timeout_s:g} s)"
 
 
 class SlurmReadBackError(ClusterError):
@@ -130,6 +150,10 @@ class LedgerError(SynergyError):
 
 class LeaseError(SynergyError):
     """A lease call was refused or failed."""
+
+
+class MungeError(LeaseError):
+    """munge or its daemon cannot be used on this machine, so no credential can be checked."""
 
 
 class CheckpointError(SynergyError):

@@ -133,6 +133,8 @@ def ask(target: Target, method: str) -> dict[str, Any]:
 
 def _refusal(err: Any, target: Target) -> str:
     code, details = err.code().name, err.details()
+    if code == "UNAVAILABLE" and details.startswith("the controller"):
+        return f"the controller at {target.endpoint} cannot answer: {details}"
     if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
         return (
             f"no answer from the controller at {target.endpoint} (from {target.source}): "
@@ -160,28 +162,29 @@ def _answer(config: Path | None, method: str) -> dict[str, Any]:
 @click.command()
 @_options
 def status(config: Path | None, as_json: bool) -> None:
-    """Show the controller, its last round and its nodes."""
+    """Show the controller, its last round, and its nodes as they are now."""
     content = _answer(config, "status")
     if as_json:
         click.echo(json.dumps(content, indent=2))
         return
+    if content["trouble"]:
+        click.echo(f"trouble: {content['trouble']}")
     mode = "dry run" if content["dry_run"] else "running"
     click.echo(
         f"controller {content['controller']}: {'draining' if content['draining'] else mode}; "
         f"partition {content['partition']}, policy {content['policy']}, mechanism "
         f"{content['mechanism']}, enforcement {content['enforcement'] or 'not known yet'}"
     )
-    if content["trouble"]:
-        click.echo(f"trouble: {content['trouble']}")
     if content["round"] is None:
         click.echo("no round yet")
+    else:
+        took_s = content["round_took_s"].get("total", 0.0)
+        age_s = content["round_age_s"]
+        click.echo(f"round {content['round']}, {age_s:.0f} s ago, took {took_s:.3f} s")
+    if content["observed_age_s"] is None:
         return
-    took_s = sum(content["round_took_s"].values())
     counts = ", ".join(f"{count} {phase}" for phase, count in content["jobs"].items() if count)
-    click.echo(
-        f"round {content['round']}, {content['round_age_s']:.0f} s ago, took {took_s:.3f} s; "
-        f"jobs: {counts or 'none'}"
-    )
+    click.echo(f"jobs: {counts or 'none'} (Slurm read {content['observed_age_s']:.0f} s ago)")
     print_table(
         ("NODE", "TYPE", "GPUS", "CPUS", "MEMORY", "STATE"),
         [
@@ -220,6 +223,7 @@ def _job_row(job: Mapping[str, Any]) -> tuple[str, ...]:
     nodes = lease["nodes"] if lease else []
     rate = lease["progress"]["samples_per_s"] if lease else 0
     reason = (lease or {}).get("stop") or job["reason"]
+    words = [text for text in (reason and reason["text"], job.get("note")) if text]
     return (
         str(job["job_id"]),
         job["user"],
@@ -230,7 +234,7 @@ def _job_row(job: Mapping[str, Any]) -> tuple[str, ...]:
         f"{_gib(sum(node['mem_mib'] for node in nodes))}G" if nodes else "-",
         ",".join(node["node"] for node in nodes) or "-",
         f"{rate:.1f}/s" if rate else "-",
-        reason["text"] if reason else "-",
+        "; ".join(words) or "-",
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from slurm_synergy.config import parse_address
 from slurm_synergy.devcluster import DevCluster, default_state_dir, load_shapes, parse_shape
 from slurm_synergy.errors import ConfigError, SynergyError
 
@@ -37,6 +38,16 @@ def _refusals() -> Iterator[None]:
     except SynergyError as err:
         click.echo(f"synergyctl: {err}", err=True)
         raise SystemExit(1) from err
+
+
+def _address(text: str) -> str:
+    try:
+        _, port = parse_address(text)
+    except ValueError as err:
+        raise ConfigError(f"{err}", key="--endpoint", remedy="write e.g. 127.0.0.1:7737") from err
+    if not port:
+        raise ConfigError(f"{text!r}: port 0 tells no address", key="--endpoint")
+    return text
 
 
 @click.group()
@@ -67,23 +78,41 @@ def devcluster() -> None:
     show_default=True,
     help="Add node real-1, whose cores are this machine's.",
 )
+@click.option(
+    "--endpoint",
+    metavar="HOST:PORT",
+    help="Where the controller's leases.listen will be, e.g. 127.0.0.1:7737; jobs get it as "
+    "SYNERGY_ENDPOINT.",
+)
+@click.option("--quiet", "-q", is_flag=True, help="Print nothing when it worked.")
 def up(
     state_dir: Path | None,
     as_json: bool,
     shapes: tuple[str, ...],
     shape_file: Path | None,
     real_node: bool,
+    endpoint: str | None,
+    quiet: bool,
 ) -> None:
     """Start the cluster; nothing happens when it is up already."""
     with _refusals():
+        if quiet and as_json:
+            raise ConfigError("give either --quiet or --json", key="--quiet")
         if shapes and shape_file:
             raise ConfigError("give either --nodes or --file", key="--nodes")
         nodes = load_shapes(shape_file) if shape_file else tuple(map(parse_shape, shapes)) or None
-        cluster = DevCluster(dir=state_dir or default_state_dir(), nodes=nodes, real_node=real_node)
+        cluster = DevCluster(
+            dir=state_dir or default_state_dir(),
+            nodes=nodes,
+            real_node=real_node,
+            site={"endpoint": _address(endpoint)} if endpoint is not None else None,
+        )
         begun_s = time.monotonic()
         cluster.up()
         took_s = time.monotonic() - begun_s
         status = cluster.status()
+    if quiet:
+        return
     if as_json:
         click.echo(json.dumps({**status.to_json(), "took_s": round(took_s, 3)}))
         return

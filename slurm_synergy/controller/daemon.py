@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import slurm_synergy
 from slurm_synergy.config import DEFAULT_PATH, Settings, load_settings
-from slurm_synergy.controller.auth import Authenticator, operator_uids
+from slurm_synergy.controller.auth import Authenticator, munge_socket, operator_uids
 from slurm_synergy.controller.lease_service import LeaseServer
 from slurm_synergy.controller.leases import LeaseBook
 from slurm_synergy.controller.ledger import Ledger
@@ -162,6 +162,7 @@ class _Wiring:
             timeout_s=slurm.command_timeout_s,
         )
         self._live: SlurmCluster | None = None
+        self._cluster_name = ""
         self.book = LeaseBook(
             ledger,
             self.clock,
@@ -172,7 +173,8 @@ class _Wiring:
 
     def parts(self, settings: Settings) -> Parts:
         """Raises ConfigError for settings that do not fit here, ClusterError without Slurm."""
-        scheduling = settings.scheduling
+        # The option --dry-run goes before the settings.
+        scheduling = settings.scheduling.model_copy(update={"dry_run": self.dry_run})
         policy = _named("policy", POLICIES, scheduling.policy)
         mechanism = _named("mechanism", MECHANISMS, scheduling.mechanism)
         live = SlurmCluster(
@@ -181,6 +183,15 @@ class _Wiring:
         self._live = live
         cluster = DryRun(live) if self.dry_run else live
         return Parts(cluster=cluster, policy=policy, mechanism=mechanism, scheduling=scheduling)
+
+    def cluster_name(self) -> str:
+        """What Slurm calls the cluster; empty when it does not say."""
+        if not self._cluster_name:
+            try:
+                self._cluster_name = self._client.read_config().cluster_name
+            except ClusterError as err:
+                _LOG.debug("the cluster's name is not known: %s", err)
+        return self._cluster_name
 
     def _node_of(self, name: str) -> Node | None:
         return self._live.node(name) if self._live else None
@@ -235,10 +246,14 @@ def _run(
     config: Path | None,
 ) -> int:
     notifier = Notifier()
+    operators = operator_uids(settings.operators)
+    authenticator = None if wiring.dry_run else _authenticator(settings)
     parts = _first_parts(settings, wiring, signals)
     if parts is None:
         return 0
     view = StatusView(settings, ledger=ledger, leases=wiring.book, clock=wiring.clock)
+    if not settings.cluster.name:
+        view.named(wiring.cluster_name())
     loop = Loop(parts, ledger, wiring.clock, view, signals.wake)
     _look_into_intents(ledger)
     current = settings
@@ -254,8 +269,15 @@ def _run(
         notifier.alive(_status(loop))
 
     with contextlib.ExitStack() as stack:
-        if not wiring.dry_run:
-            _open_service(stack, settings, state_dir, wiring, view)
+        if authenticator is not None:
+            server = LeaseServer(
+                settings.leases,
+                leases=wiring.book,
+                control=view,
+                authenticator=authenticator,
+                operators=operators,
+            )
+            _open_service(stack, server, state_dir)
         notifier.ready("running")
         loop.run(signals.stop.is_set, between, (notifier.watchdog_s or math.inf) / 3)
         notifier.stopping()
@@ -263,27 +285,21 @@ def _run(
     return 0
 
 
-def _open_service(
-    stack: contextlib.ExitStack,
-    settings: Settings,
-    state_dir: Path,
-    wiring: _Wiring,
-    view: StatusView,
-) -> None:
+def _authenticator(settings: Settings) -> Authenticator:
+    """Tried out. Raises MungeError: without it no job could ever register."""
+    made = Authenticator(munge_socket(settings.leases.munge.socket, os.environ))
+    made.check()
+    return made
+
+
+def _open_service(stack: contextlib.ExitStack, server: LeaseServer, state_dir: Path) -> None:
     """Serve leases until ``stack`` is left; the bound address goes to ``endpoint``."""
-    server = stack.enter_context(
-        LeaseServer(
-            settings.leases,
-            leases=wiring.book,
-            control=view,
-            authenticator=Authenticator(settings.leases.munge.socket),
-            operators=operator_uids(settings.operators),
-        )
-    )
+    stack.enter_context(server)
     path = state_dir / "endpoint"
     fresh = path.with_suffix(".new")
     try:
         fresh.write_text(f"{server.endpoint}\n", encoding="utf-8")
+        fresh.chmod(0o644)  # no secret, whatever the umask
         fresh.replace(path)
     except OSError as err:
         raise LedgerError(f"cannot write {path}: {err}") from err
@@ -298,9 +314,10 @@ def _first_parts(settings: Settings, wiring: _Wiring, signals: _Signals) -> Part
         try:
             return wiring.parts(settings)
         except ClusterError as err:
-            if str(err) != said:
-                _LOG.error("%s; waiting for Slurm", err)
-            said = str(err)
+            if err.in_short != said:
+                _LOG.error("%s; will be tried again", err.in_short)
+                _LOG.debug("in full: %s", err)
+            said = err.in_short
         signals.wake.wait(_START_RETRY_S)
         signals.wake.clear()
     return None
@@ -332,7 +349,13 @@ def _reload(current: Settings, config: Path | None, wiring: _Wiring, loop: Loop)
         fixed = [key for key in _FIXED if getattr(wanted, key) != getattr(current, key)]
         if fixed:
             _LOG.warning("changes of %s need a restart of the controller", ", ".join(fixed))
-        applied = wanted.model_copy(update={key: getattr(current, key) for key in _FIXED})
+        kept = {key: getattr(current, key) for key in _FIXED}
+        if wanted.scheduling.dry_run != current.scheduling.dry_run:
+            _LOG.warning("a change of scheduling.dry_run needs a restart of the controller")
+            kept["scheduling"] = wanted.scheduling.model_copy(
+                update={"dry_run": current.scheduling.dry_run}
+            )
+        applied = wanted.model_copy(update=kept)
         loop.replace(wiring.parts(applied))
     except SynergyError as err:
         _LOG.error("settings not reloaded: %s; going on with the old ones", err)

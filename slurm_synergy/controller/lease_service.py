@@ -25,7 +25,7 @@ from slurm_synergy.config import LeaseSettings, parse_address
 from slurm_synergy.controller.auth import Authenticator, control_payload, register_payload
 from slurm_synergy.controller.leases import Gone, LeaseBook, NotYetKnown, TaskView, UnknownToken
 from slurm_synergy.controller.tasks import TaskIdentity, TaskReport
-from slurm_synergy.errors import LeaseError, LedgerError
+from slurm_synergy.errors import LeaseError, LedgerError, MungeError
 from slurm_synergy.proto import lease_pb2 as pb
 from slurm_synergy.proto import lease_pb2_grpc as pb_grpc
 
@@ -44,6 +44,7 @@ _MAX_WAITERS = 4096
 _MAX_LOGINS = 256
 _THREADS = 8
 _LOGIN_THREADS = 4
+_MAX_CAUSES = 64
 _START_TIMEOUT_S = 10.0
 _STOP_GRACE_S = 0.5
 
@@ -200,6 +201,13 @@ class _Calls:
         self._loop, self._pool, self._authenticator = loop, pool, authenticator
         # Threads of their own: a munged that hangs must not keep leases from being renewed.
         self._login_pool, self._logins = login_pool, 0
+        self._told: set[str] = set()
+
+    def refused(self, why: str) -> None:
+        """Log why a credential was refused, each cause once: callers may try it all day."""
+        if why not in self._told and len(self._told) < _MAX_CAUSES:
+            self._told.add(why)
+            _LOG.warning("a caller was refused: %s (said once)", why)
 
     async def run(self, call: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
         """``call`` in a thread: it may wait for a lock or a disk."""
@@ -244,7 +252,7 @@ def _answered(
             code, text = grpc.StatusCode.UNAUTHENTICATED, str(err)
         except _NotAllowed as err:
             code, text = grpc.StatusCode.PERMISSION_DENIED, str(err)
-        except NotYetKnown as err:
+        except (NotYetKnown, MungeError) as err:
             code, text = grpc.StatusCode.UNAVAILABLE, str(err)
         except LeaseError as err:
             code, text = grpc.StatusCode.FAILED_PRECONDITION, str(err)
@@ -407,7 +415,12 @@ async def _authenticated(calls: _Calls, credential: str, payload: str, nonce: st
         return await calls.uid_of(credential, payload, nonce)
     except NotYetKnown:
         raise
+    except MungeError as err:
+        # Not the caller's fault: it may try again.
+        calls.refused(str(err))
+        raise
     except LeaseError as err:
+        calls.refused(str(err))
         raise _NotAuthenticated(str(err)) from err
 
 

@@ -438,7 +438,9 @@ def _lock_directory(state_dir: Path) -> IO[str]:
     lock_path = state_dir / "lock"
     try:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = lock_path.open("a+", encoding="utf-8")
+        fd = os.open(lock_path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = os.fdopen(fd, "a+", encoding="utf-8")
+        lock_path.chmod(0o600)
     except OSError as err:
         raise LedgerError(
             f"cannot use the state directory {state_dir}: {err}; set state_dir to a directory "

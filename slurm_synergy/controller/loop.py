@@ -70,6 +70,10 @@ class Parts:
 class Audience(Protocol):
     """Whoever wants to know how it goes; called from the loop's thread."""
 
+    def observed(self, observation: Observation) -> None:
+        """The cluster has been read."""
+        ...
+
     def publish(self, snapshot: Snapshot, plan: Plan, took_s: Mapping[str, float]) -> None:
         """A round has been run."""
         ...
@@ -115,6 +119,7 @@ class Loop:
                 cluster.prepare()
                 self._prepared = True
             observation = cluster.tick()
+            self._audience.observed(observation)
             now_s = self._clock.now_s()
             self._timer.note(observation, draining=self._records.draining(), now_s=now_s)
             if self._timer.due(now_s):
@@ -151,7 +156,7 @@ class Loop:
             self._timer.failed(now_s, _RETRY_S)
         self.last = result
         self._audience.publish(result.snapshot, result.plan, result.took_s)
-        _log_round(result, why)
+        _log_round(result, why, dry_run=parts.scheduling.dry_run)
         return result
 
     def run(
@@ -169,10 +174,12 @@ class Loop:
                 self.wake.clear()
 
     def _complain(self, err: SynergyError) -> None:
-        if str(err) != self.error:
-            _LOG.error("%s; running jobs keep what they have, tried again", err)
-            self.error = str(err)
-            self._audience.failed(self.error)
+        text = f"{err.in_short}; will be tried again"
+        if text != self.error:
+            _LOG.error("%s; running jobs keep what they have", text)
+            _LOG.debug("in full: %s", err)
+            self.error = text
+            self._audience.failed(text)
 
 
 def _in_short(events: Sequence[str]) -> str:
@@ -188,35 +195,28 @@ def _failed(outcome: Outcome) -> bool:
     return outcome.reason is not None and outcome.reason.code is ReasonCode.ACTION_FAILED
 
 
-def _log_round(result: RoundResult, why: str) -> None:
-    done = [outcome.action for outcome in result.outcomes if outcome.done]
-    failed = [outcome for outcome in result.outcomes if not outcome.done]
-    count = {
-        kind: sum(isinstance(action, kind) for action in done)
-        for kind in (Start, Stop, Resize, Renew)
-    }
+def _log_round(result: RoundResult, why: str, *, dry_run: bool) -> None:
+    # A dry run does nothing, and that is no failure.
+    failed = [outcome for outcome in result.outcomes if not outcome.done and not dry_run]
+    done = [outcome.action for outcome in result.outcomes if outcome not in failed]
+    words = "dry run: would start %d, stop %d, resize %d, keep %d"
     _LOG.info(
         "round %d (%s): %d jobs, %d placed, %d wait; "
-        "started %d, stopped %d, resized %d, kept %d%s; %.0f ms",
+        f"{words if dry_run else 'started %d, stopped %d, resized %d, kept %d'}%s; %.0f ms",
         result.plan.round,
         why,
         len(result.snapshot.jobs),
         len(result.plan.placements),
         len(result.plan.waiting),
-        count[Start],
-        count[Stop],
-        count[Resize],
-        count[Renew],
+        *(sum(isinstance(one, kind) for one in done) for kind in (Start, Stop, Resize, Renew)),
         f", not done {len(failed)}" if failed else "",
         1000 * result.took_s["total"],
     )
     for outcome in failed:
-        text = outcome.reason.text if outcome.reason else "no reason given"
-        _LOG.log(
-            logging.DEBUG if text.startswith("dry run") else logging.WARNING,
+        _LOG.warning(
             "round %d: job %d: %s not done: %s",
             result.plan.round,
             outcome.action.job_id,
             type(outcome.action).__name__.lower(),
-            text,
+            outcome.reason.text if outcome.reason else "no reason given",
         )

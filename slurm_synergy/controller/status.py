@@ -1,23 +1,39 @@
-"""What synergyctl shows: the last round, the leases and the queue as JSON values."""
+"""What synergyctl shows: the queue and the leases as they are, the last round, as JSON values.
+
+Jobs and nodes are those of the last reading of Slurm, merged with the leases and the records of
+this very moment, so that what a round has just started or told to stop is shown as such.
+"""
 
 from __future__ import annotations
 
 import pwd
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import slurm_synergy
-from slurm_synergy.cluster import Clock
+from slurm_synergy.cluster import Clock, Observation, ObservedJob
 from slurm_synergy.config import Settings
 from slurm_synergy.controller.leases import LeaseBook
 from slurm_synergy.controller.ledger import Ledger
-from slurm_synergy.core.model import JobPhase, JobStatus, Node, Plan, Reason, Snapshot
+from slurm_synergy.core.catalogue import CATALOGUE
+from slurm_synergy.core.model import JobPhase, JobStatus, Node, Plan, Profile, Reason, Snapshot
+from slurm_synergy.round import build_snapshot
 
 __all__ = ["StatusView"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Now:
+    """The queue at this moment, and the profile keys that the jobs named, by job id."""
+
+    snapshot: Snapshot
+    observed_s: float
+    profile_keys: Mapping[int, str]
+
+
 class StatusView:
-    """Answers synergyctl's questions from memory: no question reaches Slurm. Thread-safe."""
+    """Answers synergyctl's questions from what is known: none reaches Slurm. Thread-safe."""
 
     def __init__(
         self, settings: Settings, *, ledger: Ledger, leases: LeaseBook, clock: Clock
@@ -26,7 +42,18 @@ class StatusView:
         self._clock = clock
         self._lock = threading.Lock()
         self._round: tuple[Snapshot, Plan, Mapping[str, float]] | None = None
-        self._trouble = ""
+        self._observed: tuple[Observation, float] | None = None
+        self._trouble, self._cluster_name = "", settings.cluster.name
+
+    def observed(self, observation: Observation) -> None:
+        """Slurm has been read."""
+        with self._lock:
+            self._observed = (observation, self._clock.now_s())
+
+    def named(self, cluster_name: str) -> None:
+        """What Slurm calls the cluster; a name in the settings goes before it."""
+        with self._lock:
+            self._cluster_name = self._settings.cluster.name or cluster_name
 
     def publish(self, snapshot: Snapshot, plan: Plan, took_s: Mapping[str, float]) -> None:
         """A round has been run; earlier trouble is over."""
@@ -51,48 +78,83 @@ class StatusView:
         """The controller, its last round, its nodes, as one JSON object."""
         with self._lock:
             last, trouble, settings = self._round, self._trouble, self._settings
-        now_s = self._clock.now_s()
-        snapshot = last[0] if last else None
-        phases = [status.phase for status in snapshot.jobs] if snapshot else []
+            cluster_name = self._cluster_name
+        now, now_s = self._now(), self._clock.now_s()
+        snapshot, current = last[0] if last else None, now.snapshot if now else None
+        phases = [status.phase for status in current.jobs] if current else []
         return {
             "version": slurm_synergy.__version__,
             "controller": settings.cluster.controller_name,
-            "cluster": settings.cluster.name,
+            "cluster": cluster_name,
             "partition": settings.slurm.partition,
             "draining": self._ledger.draining(),
             "dry_run": settings.scheduling.dry_run,
             "policy": settings.scheduling.policy,
             "mechanism": settings.scheduling.mechanism,
-            "enforcement": snapshot.enforcement.value if snapshot else None,
+            "enforcement": current.enforcement.value if current else None,
             "trouble": trouble or None,
+            "observed_age_s": round(now_s - now.observed_s, 1) if now else None,
             "round": snapshot.round if snapshot else None,
             "round_age_s": round(now_s - snapshot.now_s, 1) if snapshot else None,
             "round_took_s": dict(last[2]) if last else None,
             "solver": dict(last[1].solver) if last else {},
             "jobs": {phase.value: phases.count(phase) for phase in JobPhase},
             "leases": len(self._leases.job_ids()),
-            "nodes": [_node(node, snapshot) for node in snapshot.nodes] if snapshot else [],
+            "nodes": [_node(node, current) for node in current.nodes] if current else [],
         }
+
+    def _now(self) -> _Now | None:
+        """The last reading of Slurm with the leases as they are; None before the first reading."""
+        with self._lock:
+            observed, last, settings = self._observed, self._round, self._settings
+        if observed is None:
+            return None
+        observation, observed_s = observed
+        records = self._ledger.read()
+        leased = {job_id for job_id, record in records.items() if record.lease is not None}
+        jobs = tuple(_begun(seen, leased) for seen in observation.jobs)
+        snapshot = build_snapshot(
+            replace(observation, jobs=jobs),
+            records,
+            round_number=last[0].round if last else 0,
+            now_s=self._clock.now_s(),
+            round_s=settings.scheduling.round_s,
+            profile_of=self._profile_of,
+            draining=self._ledger.draining(),
+        )
+        keys = {seen.job.job_id: seen.profile_key for seen in jobs}
+        return _Now(snapshot=snapshot, observed_s=observed_s, profile_keys=keys)
+
+    def _profile_of(self, key: str) -> Profile | None:
+        return self._ledger.profile(key) or CATALOGUE.get(key)
 
     def jobs(
         self, *, viewer_uid: int, operators: Collection[int]
     ) -> Sequence[Mapping[str, object]]:
-        """The jobs of the last round, by id. What came from hints is for owner and operators."""
-        with self._lock:
-            last = self._round
-        if last is None:
+        """The jobs as they are, by id. What came from hints is for owner and operators."""
+        now = self._now()
+        if now is None:
             return []
-        snapshot, plan, _ = last
+        with self._lock:
+            plan = self._round[1] if self._round else None
         leases, viewer = self._leases.snapshot(), _user_name(viewer_uid)
         return [
             _job(
                 status,
-                plan.waiting.get(status.job.job_id),
+                plan.waiting.get(status.job.job_id) if plan else None,
                 leases.get(status.job.job_id),
+                now.profile_keys[status.job.job_id],
                 private=viewer_uid in operators or status.job.user == viewer,
             )
-            for status in snapshot.jobs
+            for status in now.snapshot.jobs
         ]
+
+
+def _begun(seen: ObservedJob, leased: Collection[int]) -> ObservedJob:
+    """A job that was not released yet when Slurm was read, but has a lease since: it starts."""
+    if seen.phase is JobPhase.PENDING and seen.job.job_id in leased:
+        return replace(seen, phase=JobPhase.STARTING, blocked=None)
+    return seen
 
 
 def _user_name(uid: int) -> str | None:
@@ -123,11 +185,13 @@ def _job(
     status: JobStatus,
     waits: Reason | None,
     lease: Mapping[str, object] | None,
+    profile_key: str,
     *,
     private: bool,
 ) -> Mapping[str, object]:
     job = status.job
-    reason = waits or status.blocked
+    # The plan's word is as old as the round; a job that got a lease since does not wait.
+    reason = status.blocked or (waits if status.phase is JobPhase.PENDING else None)
     shown: dict[str, object] = {
         "job_id": job.job_id,
         "name": job.name if private else None,
@@ -146,9 +210,17 @@ def _job(
     }
     if private:
         shown |= {
-            "profile": status.profile.key or None,
+            "profile": profile_key or None,
+            "note": _note(status, profile_key),
             "min_mem_mib_per_node": job.min_mem_mib_per_node,
             "total_samples": job.total_samples,
             "done_samples": status.done_samples,
         }
     return shown
+
+
+def _note(status: JobStatus, profile_key: str) -> str | None:
+    """What the owner should know about the hints, if anything."""
+    if profile_key and status.profile.key != profile_key:
+        return f"profile {profile_key!r} is not in the catalogue: proportional share"
+    return None

@@ -58,10 +58,13 @@ class _Key:
 
 
 def _positive(text: str) -> int | None:
-    # Nine digits are the limit of the Lua side, whose numbers may be floats.
-    if not re.fullmatch(r"[0-9]{1,9}", text):
-        return None
-    return int(text) or None
+    # Nine digits are the limit of the Lua side.
+    return int(text) or None if re.fullmatch(r"[0-9]{1,9}", text) else None
+
+
+def _amount_of_work(text: str) -> int | None:
+    # Fifteen digits are exact in the floats of the Lua side.
+    return int(text) or None if re.fullmatch(r"[0-9]{1,15}", text) else None
 
 
 def _batch(text: str) -> tuple[int, int] | None:
@@ -103,8 +106,8 @@ def _types(text: str) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(names))
 
 
-def _number(field: str, example: str) -> _Key:
-    return _Key(field=field, parse=_positive, show=str, example=example)
+def _number(field: str, example: str, parse: Callable[[str], int | None] = _positive) -> _Key:
+    return _Key(field=field, parse=parse, show=str, example=example)
 
 
 _KEYS: Mapping[str, _Key] = MappingProxyType(
@@ -118,8 +121,8 @@ _KEYS: Mapping[str, _Key] = MappingProxyType(
         "min_mem": _Key(
             field="min_mem_mib", parse=_size_mib, show=_show_size, example="min_mem=20G"
         ),
-        "samples": _number("samples", "samples=1281167"),
-        "epochs": _number("epochs", "epochs=90"),
+        "samples": _number("samples", "samples=1281167", _amount_of_work),
+        "epochs": _number("epochs", "epochs=90", _amount_of_work),
         "batch": _Key(
             field="batch", parse=_batch, show=_show_batch, example="batch=256 or batch=128-4096"
         ),
@@ -157,7 +160,14 @@ def parse_hints(comment: str) -> Hints:
     Raises HintError, naming key, value and a valid example, for an unknown, repeated or malformed
     hint, and for two ``synergy:`` words.
     """
-    tokens = [word for word in comment.split() if word.startswith(_PREFIX)]
+    tokens = [word for word in comment.split() if word.lower().startswith(_PREFIX)]
+    for token in tokens:
+        if not token.startswith(_PREFIX):
+            prefix, list_ = token[: len(_PREFIX)], token[len(_PREFIX) :]
+            raise HintError(
+                f'hints begin with "{_PREFIX}" in lower case, not "{prefix}"; '
+                f"write {_PREFIX}{list_}"
+            )
     if not tokens:
         return Hints()
     if len(tokens) > 1:
@@ -167,9 +177,17 @@ def parse_hints(comment: str) -> Hints:
         )
     found: dict[str, Any] = {}
     for item in tokens[0].removeprefix(_PREFIX).split(","):
+        if not item:
+            raise HintError(
+                f'the list "{tokens[0]}" has an empty hint; hints are one word of key=value and '
+                f"commas, without spaces, for example {_LIST_EXAMPLE}"
+            )
         name, equals, text = item.partition("=")
         if not equals:
-            raise HintError(f'the hint "{item}" is not key=value; for example {_LIST_EXAMPLE}')
+            raise HintError(
+                f'the hint "{item}" is not key=value; hints are one word without spaces, '
+                f"for example {_LIST_EXAMPLE}"
+            )
         key = _KEYS.get(name)
         if key is None:
             raise HintError(f'unknown hint "{name}"; known hints: {", ".join(sorted(_KEYS))}')

@@ -232,6 +232,11 @@ class DevCluster:
                     f"{self.state_dir} has a cluster with other nodes; take it down first "
                     "(synergyctl devcluster down)"
                 )
+            if self.site and _as_json(self.site) != self._record.get("site", {}):
+                raise DevClusterError(
+                    f"{self.state_dir} has a cluster with other settings for jobs (such as the "
+                    "endpoint); take it down first (synergyctl devcluster down)"
+                )
             if not self.is_up():
                 self._start_all(timeout_s)
 
@@ -347,6 +352,7 @@ class DevCluster:
             "notes": [note] if note else [],
             "marker": f"SYNERGY_DEVCLUSTER_NAME={facts.name}",
             "shapes": [_shape_to_json(shape) for shape in self.shapes],
+            "site": _as_json(self.site),
         }
         self._daemons = Daemons(self.state_dir)
         self._save()
@@ -480,6 +486,10 @@ class DevCluster:
             {name: ProcessId(**who) for name, who in record["daemons"].items()},
         )
         self.shapes = tuple(NodeShape(**shape) for shape in record["shapes"])
+
+
+def _as_json(site: Mapping[str, object]) -> object:
+    return json.loads(json.dumps(site))
 
 
 def _as_list(value: object) -> list[object]:

@@ -42,18 +42,25 @@ def is_ours(state_dir: Path) -> bool:
 def claim_dir(state_dir: Path, node_names: Sequence[str]) -> None:
     """Make the directory, or take an empty one or one of ours.
 
-    Raises DevClusterError for other content and for a path too long for Unix sockets.
+    Raises DevClusterError for other content, for a path too long for Unix sockets, and for a place
+    that cannot be written.
     """
     node = max((*node_names, "real-1"), key=len)
     step_socket = state_dir / "spool" / node / f"{node}_9999999.99999"
     if len(str(step_socket)) > _SOCKET_PATH_LIMIT:
         raise DevClusterError(f"{state_dir}: too long for Unix sockets; choose a shorter --dir")
-    if state_dir.exists() and any(state_dir.iterdir()) and not is_ours(state_dir):
-        raise DevClusterError(f"{state_dir} is not empty; choose another --dir")
-    state_dir.mkdir(parents=True, exist_ok=True)
-    # Job owners reach the munge socket and their GPU files through it.
-    state_dir.chmod(0o755)
-    (state_dir / LOCK).touch()
+    try:
+        if state_dir.exists() and any(state_dir.iterdir()) and not is_ours(state_dir):
+            raise DevClusterError(f"{state_dir} is not empty; choose another --dir")
+        state_dir.mkdir(parents=True, exist_ok=True)
+        # Job owners reach the munge socket and their GPU files through it.
+        state_dir.chmod(0o755)
+        (state_dir / LOCK).touch()
+    except OSError as err:
+        raise DevClusterError(
+            f"{state_dir}: cannot be made or used: {err.strerror}; choose another --dir, a "
+            "directory that you may write"
+        ) from err
 
 
 def make_tree(state_dir: Path, node_names: Sequence[str], gpus: int) -> None:

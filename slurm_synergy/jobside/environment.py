@@ -175,11 +175,13 @@ def training_defaults(
 ) -> dict[str, str]:
     """What frameworks expect and the user has not set; never overwrites.
 
+    A meeting point is for steps of several tasks: one task alone has nobody to meet.
     ``threads`` is how many CPUs this task has, ``resolves`` the host names that this machine can
     resolve. The port depends on job, restart and step, so that two of them do not collide.
     """
     missing: dict[str, str] = {}
-    if "MASTER_ADDR" not in env:
+    meets = task.ranks > 1 or task.nodes > 1
+    if meets and "MASTER_ADDR" not in env:
         head = first_host(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", ""))
         if task.nodes == 1:
             missing["MASTER_ADDR"] = "127.0.0.1"
@@ -187,7 +189,7 @@ def training_defaults(
             missing["MASTER_ADDR"] = head
         else:
             missing["MASTER_ADDR"] = env.get("SLURM_LAUNCH_NODE_IPADDR") or head or "127.0.0.1"
-    if "MASTER_PORT" not in env:
+    if meets and "MASTER_PORT" not in env:
         mixed = task.job_id * 101 + task.restart_count * 13 + task.step_id
         missing["MASTER_PORT"] = str(_FIRST_PORT + mixed % _PORTS)
     if "CUDA_DEVICE_ORDER" not in env:

@@ -109,6 +109,11 @@ class Launcher:
             self._say(f"{err}; running without the controller")
             return
         if not endpoint:
+            self._say(
+                f"no controller is known (SYNERGY_ENDPOINT, {ENDPOINT_FILE}): "
+                "running without leases",
+                rank_zero_only=True,
+            )
             return
         assert callable(notify)
         self._client = LeaseClient(

@@ -40,12 +40,14 @@ synergy options:
 environment:
   SYNERGY_ENDPOINT          controller, host:port (default: the first line of
                             /etc/slurm-synergy/endpoint); without one the command just runs
-  SYNERGY_CHECKPOINT_DIR    checkpoints of this job (default: synergy-checkpoints/JOBID in
-                            SYNERGY_CHECKPOINT_ROOT or the submit directory)
+  SYNERGY_CHECKPOINT_DIR    checkpoints of this job (default: the hint ckpt_dir, or
+                            synergy-checkpoints/JOBID in SYNERGY_CHECKPOINT_ROOT or in the
+                            directory of the submission)
   SYNERGY_STOP_SIGNAL       signal that makes your program save and exit, for programs without our
                             data loader, e.g. USR1; without it they are sent TERM
   SYNERGY_REQUEUE_WAIT_S    how long to wait for the requeue after a stop (default 120)
-  OMP_NUM_THREADS, MASTER_ADDR, MASTER_PORT, CUDA_DEVICE_ORDER   filled in if unset
+  OMP_NUM_THREADS, CUDA_DEVICE_ORDER, and with several tasks MASTER_ADDR and MASTER_PORT
+                            are filled in if unset
 
 exit status: the command's own. 85 is reserved: stopped by the scheduler, to be continued. The
 wrapper then waits for the requeue, and continues in place when none comes.

@@ -42,6 +42,7 @@ from slurm_synergy.errors import (
     ConfigError,
     LeaseError,
     SlurmCommandError,
+    SlurmParseError,
 )
 from slurm_synergy.slurm import facts as slurm_facts
 from slurm_synergy.slurm import hostlist
@@ -52,6 +53,7 @@ from slurm_synergy.slurm.pool import (
     UNTYPED,
     allocated,
     free_on,
+    left_out,
     managed_nodes,
     node_values,
 )
@@ -59,7 +61,7 @@ from slurm_synergy.slurm.request import is_held, waits_on
 from slurm_synergy.slurm.reservation import ReservationKeeper
 from slurm_synergy.slurm.views import JobViews, RequestMemory
 
-__all__ = ["MAX_GRACE_S", "RequestMemory", "SlurmCluster", "enforcement_of"]
+__all__ = ["MAX_GRACE_S", "RequestMemory", "SlurmCluster", "chosen_nodes", "enforcement_of"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -74,6 +76,19 @@ class _Reading:
     jobs: Mapping[int, JobFacts]
     nodes: Mapping[str, NodeFacts]
     now_s: float
+
+
+def chosen_nodes(settings: Settings) -> frozenset[str]:
+    """The names in pool.nodes; empty for all of the partition. Raises ConfigError."""
+    try:
+        return frozenset(hostlist.expand(settings.pool.nodes))
+    except SlurmParseError as err:
+        raise ConfigError(
+            f"not a host list: {err.what}",
+            key="pool.nodes",
+            value=settings.pool.nodes,
+            remedy="write it as Slurm does, as in v100-[1-4],a100-1",
+        ) from err
 
 
 def enforcement_of(settings: Settings, partition: PartitionFacts) -> Enforcement:
@@ -113,7 +128,7 @@ class SlurmCluster:
         self._leases, self._records = leases, records
         self._views = JobViews(memory, records.profile)
         self._partition = settings.slurm.partition
-        self._chosen = frozenset(hostlist.expand(settings.pool.nodes))
+        self._chosen, self._left_out = chosen_nodes(settings), ""
         self.enforcement = self._read_enforcement()
         self.reservation = (
             ReservationKeeper(client, settings.reservation_name)
@@ -188,9 +203,9 @@ class SlurmCluster:
     def _read(self) -> _Reading:
         # The queue first: a job that ends in between must not look like somebody else's.
         queue = self._client.read_queue(self._partition)
-        nodes = managed_nodes(
-            self._client.read_nodes(), partition=self._partition, chosen=self._chosen
-        )
+        found = self._client.read_nodes()
+        self._warn_of_left_out(left_out(found, partition=self._partition, chosen=self._chosen))
+        nodes = managed_nodes(found, partition=self._partition, chosen=self._chosen)
         self._reading = _Reading(
             jobs={job.job_id: job for job in queue if job.partition == self._partition},
             nodes={node.name: node for node in nodes},
@@ -199,6 +214,17 @@ class SlurmCluster:
         # For the keeper of leases, whom only the shape of a node concerns.
         self._nodes = {node.name: node for node in node_values(nodes, ours={}, reserved=None)}
         return self._reading
+
+    def _warn_of_left_out(self, what: str) -> None:
+        # No error: a node may leave slurm.conf, and the others are to be scheduled on.
+        if what and what != self._left_out:
+            _LOG.warning(
+                "pool.nodes = %r: %s; the other nodes are scheduled; correct pool.nodes or "
+                "slurm.conf",
+                self._settings.pool.nodes,
+                what,
+            )
+        self._left_out = what
 
     def _build(self, reading: _Reading, records: Mapping[int, Record]) -> Observation:
         jobs, starting = [], dict[str, Resources]()

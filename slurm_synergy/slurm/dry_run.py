@@ -40,15 +40,20 @@ class DryRun:
     """``Cluster`` that reads through ``cluster`` and changes nothing."""
 
     def __init__(self, cluster: SlurmCluster) -> None:
-        self._cluster = cluster
+        self._cluster, self._said = cluster, ""
 
     def tick(self) -> Observation:
         """Read Slurm; nothing is followed."""
         return self._cluster.look()
 
     def prepare(self) -> None:
-        """Read which nodes the reservation could cover."""
+        """Read which nodes the reservation could cover, and say what would be done about it."""
         self._cluster.prepare(read_only=True)
+        keeper = self._cluster.reservation
+        wanted = keeper.intention if keeper else ""
+        if wanted and wanted != self._said:
+            _LOG.info("dry run: would %s", wanted)
+        self._said = wanted
 
     def observe(self) -> Observation:
         """See ``Cluster``."""

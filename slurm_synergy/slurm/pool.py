@@ -15,7 +15,15 @@ from slurm_synergy.errors import ClusterError
 from slurm_synergy.slurm import hostlist
 from slurm_synergy.slurm.facts import JobFacts, NodeFacts
 
-__all__ = ["UNTYPED", "allocated", "free_on", "gpu_type_of", "managed_nodes", "node_values"]
+__all__ = [
+    "UNTYPED",
+    "allocated",
+    "free_on",
+    "gpu_type_of",
+    "left_out",
+    "managed_nodes",
+    "node_values",
+]
 
 UNTYPED = "gpu"
 """The GPU type of nodes whose gres.conf names none."""
@@ -39,6 +47,21 @@ def managed_nodes(
             f"({len(facts)} nodes in all, {len(inside)} in the partition)"
         )
     return tuple(sorted(kept, key=lambda node: node.name))
+
+
+def left_out(facts: Sequence[NodeFacts], *, partition: str, chosen: frozenset[str]) -> str:
+    """Which nodes of ``chosen`` cannot be scheduled, and why, in words; empty when all can."""
+    known = {node.name: node for node in facts}
+    causes: dict[str, list[str]] = {}
+    for name in sorted(chosen):
+        node = known.get(name)
+        if node is None:
+            causes.setdefault("Slurm does not know", []).append(name)
+        elif partition not in node.partitions:
+            causes.setdefault(f"not in partition {partition!r}:", []).append(name)
+        elif gpu_type_of(node) is None:
+            causes.setdefault("without GPUs of one type:", []).append(name)
+    return "; ".join(f"{cause} {hostlist.compress(names)}" for cause, names in causes.items())
 
 
 def gpu_type_of(facts: NodeFacts) -> str | None:

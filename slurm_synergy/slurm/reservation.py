@@ -30,6 +30,8 @@ class ReservationKeeper:
         self._client = client
         self._ours: ReservationFacts | None = None
         self._stale = False
+        self.intention = ""
+        """What ``look`` found to be done about the reservation, in words; empty for nothing."""
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -56,6 +58,8 @@ class ReservationKeeper:
             self._ours = self._repaired(wanted, admitted)
             self._stale = False
         except SlurmCommandError as err:
+            if err.kind == "controller_down":
+                raise
             raise ClusterError(
                 f"reservation {self.name!r} over {hostlist.compress(sorted(wanted))} cannot be "
                 f"kept: {err}; run the controller as root, SlurmUser or a Slurm operator, "
@@ -63,8 +67,14 @@ class ReservationKeeper:
             ) from err
 
     def look(self, pool: Iterable[str]) -> None:
-        """Read which nodes could be reserved, and change nothing."""
+        """Read which nodes could be reserved, and change nothing; ``intention`` says the rest."""
         nodes, found = self._available(frozenset(pool))
+        over = hostlist.compress(nodes)
+        if found is None:
+            self.intention = f"make reservation {self.name} over {over}"
+        else:
+            moves = set(found.nodes) != set(nodes)
+            self.intention = f"move reservation {self.name} to {over}" if moves else ""
         users = found.users if found else ()
         self._ours = ReservationFacts(name=self.name, nodes=nodes, users=users)
 

@@ -206,6 +206,17 @@ def test_rendezvous_is_on_the_first_host_or_where_srun_runs() -> None:
     assert training_defaults(kept, task, threads=4, resolves=[]) == {}
 
 
+def test_one_task_alone_needs_no_meeting_point() -> None:
+    def named(**changes: str) -> set[str]:
+        task = task_from({**STEP, "SLURM_PROCID": "0", "SLURM_NODEID": "0", **changes})
+        return set(training_defaults({}, task, threads=1, resolves=[]))
+
+    alone = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    assert named(**alone, SLURM_STEP_NUM_NODES="1") == {"CUDA_DEVICE_ORDER", "OMP_NUM_THREADS"}
+    assert "MASTER_PORT" in named(SLURM_STEP_NUM_TASKS="2", SLURM_STEP_NUM_NODES="1")
+    assert "MASTER_PORT" in named(**alone, SLURM_STEP_NUM_NODES="2")
+
+
 def test_checkpoints_are_kept_by_job_and_array_index() -> None:
     assert checkpoint_dir({"SLURM_JOB_ID": "7"}, "/w") == "/w/synergy-checkpoints/7"
     array = {

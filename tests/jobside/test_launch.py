@@ -149,14 +149,15 @@ def test_a_script_without_interpreter_line_is_run_by_sh(rig: Rig) -> None:
 
 
 def test_variables_are_filled_in_once_said_and_never_overwritten(rig: Rig) -> None:
-    code, out, err = ended(rig.start("env", MASTER_PORT="1234", OMP_NUM_THREADS="3"))
+    two = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}
+    code, out, err = ended(rig.start("env", MASTER_PORT="1234", OMP_NUM_THREADS="3", **two))
     env = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
     assert code == 0
     assert env["MASTER_PORT"] == "1234"
     assert env["OMP_NUM_THREADS"] == "3"
     assert env["MASTER_ADDR"] == "127.0.0.1"
     assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    assert env["SYNERGY_LEASE_CPUS"] == "24"
+    assert env["SYNERGY_LEASE_CPUS"] == "24"  # what Slurm gave each task
     assert env["SYNERGY_LEASE_MEM_MIB"] == "1000"
     assert env["SYNERGY_CHECKPOINT_DIR"] == f"{rig.tmp}/synergy-checkpoints/77"
     inject, rest = env["PYTHONPATH"].split(":")
@@ -164,9 +165,26 @@ def test_variables_are_filled_in_once_said_and_never_overwritten(rig: Rig) -> No
     assert rest == str(ROOT)
     assert err.count("synergy-srun: set ") == 1
     assert "MASTER_PORT" not in err
-    _, out, err = ended(rig.start("env", SLURM_PROCID="1", SYNERGY_INJECT="0"))
+    second = {**two, "SLURM_PROCID": "1", "SLURM_LOCALID": "1"}
+    _, out, err = ended(rig.start("env", SYNERGY_INJECT="0", **second))
     assert f"PYTHONPATH={ROOT}\n" in out
-    assert "set MASTER" not in err
+    assert "MASTER_ADDR=127.0.0.1\n" in out
+    assert err == ""
+
+
+def test_without_a_known_controller_the_first_rank_says_so_once(rig: Rig) -> None:
+    _, out, err = ended(rig.start("env"))
+    assert "MASTER_" not in out
+    told = (
+        "synergy-srun: no controller is known (SYNERGY_ENDPOINT, /etc/slurm-synergy/endpoint): "
+        "running without leases"
+    )
+    assert err.splitlines().count(told) == 1
+    second = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_NODEID": "1"}
+    assert "controller" not in ended(rig.start("env", **second))[2]
+    assert "controller" not in ended(rig.start("env", SLURM_JOB_ID=""))[2]
+    rig.controller()
+    assert "no controller is known" not in ended(rig.start("env"))[2]
 
 
 def test_a_signal_to_the_launcher_reaches_the_command_and_it_ends_last(rig: Rig) -> None:

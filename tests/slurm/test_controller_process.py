@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import ROOT, ControllerProcess, Slurm, controller, slurm
 
+from slurm_synergy.cli.control import Target, ask
 from slurm_synergy.devcluster import DevCluster
 
 __all__ = ["controller", "slurm"]  # fixtures
@@ -43,7 +46,10 @@ def test_a_dry_run_says_what_it_would_do_and_changes_nothing(
     daemon = controller()
     done = daemon.run("--dry-run", "--once")
     assert done.returncode == 0, done.stderr
+    assert "dry run: would make reservation synergy-test over a100-[1-2],v100-[1-4]" in done.stderr
     assert f"would start job {job_id} on v100-" in done.stderr
+    assert "dry run: would start 1, stop 0" in done.stderr
+    assert "not done" not in done.stderr
     assert slurm.job(job_id) == before
     assert slurm.client.read_reservations() == ()
     assert not Path(daemon.settings.state_dir).exists()
@@ -101,6 +107,53 @@ def test_a_second_controller_on_the_same_state_directory_is_refused(
     done = daemon.run("--once")
     assert done.returncode == 1
     assert "in use by another controller" in done.stderr
+
+
+def test_a_munge_that_cannot_be_used_ends_it_with_the_remedy(
+    controller: Factory, slurm: Slurm, tmp_path: Path
+) -> None:
+    daemon = controller(leases={"listen": "127.0.0.1:0", "munge": {"socket": "/nowhere/munge"}})
+    done = daemon.run()
+    assert done.returncode == 1
+    for told in ("munge cannot be used", "leases.munge.socket", "start munged", "/nowhere/munge"):
+        assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    daemon.configure()
+    assert slurm.client.read_reservations() == ()
+
+
+def test_the_status_follows_jobs_between_rounds_and_knows_the_clusters_name(
+    controller: Factory, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also: without leases.munge.socket the controller takes SYNERGY_MUNGE_SOCKET."""
+    socket = slurm.cluster.munge_socket
+    monkeypatch.setenv("SYNERGY_MUNGE_SOCKET", str(socket))
+    daemon = controller(
+        leases={"listen": "127.0.0.1:0", "munge": {"socket": None}},
+        scheduling={"policy": "fifo", "round_s": 600.0, "poll_s": 0.3, "debounce_s": 0.2},
+    )
+    daemon.start()
+    assert stat.S_IMODE((daemon.home / "state" / "endpoint").stat().st_mode) == 0o644
+    target = Target(endpoint=daemon.endpoint, source="test", munge_socket=socket)
+    job_id = slurm.submit("--gres=gpu:v100:4", "--comment=synergy:profile=nosuchmodel")
+
+    def until(phase: str | None) -> dict[str, Any]:
+        deadline_s = time.monotonic() + 20
+        while True:
+            found = {one["job_id"]: one for one in ask(target, "jobs")["jobs"]}.get(job_id, {})
+            if found.get("phase") == phase:
+                return found
+            assert time.monotonic() < deadline_s, (phase, found, daemon.log)
+            time.sleep(0.05)
+
+    assert "'nosuchmodel' is not in the catalogue" in until("running")["note"]
+    status = ask(target, "status")
+    assert sum(node["gpus_used"] for node in status["nodes"]) == 4
+    assert status["cluster"] == slurm.client.read_config().cluster_name
+    assert (status["jobs"]["running"], status["observed_age_s"] < 5) == (1, True)
+    slurm.client.cancel(job_id)
+    until(None)
+    assert daemon.stop() == 0
 
 
 def test_a_port_in_use_is_told(controller: Factory, slurm: Slurm) -> None:

@@ -298,10 +298,18 @@ def test_the_command_line_brings_a_cluster_up_and_down(short_path: Path) -> None
     invoke = CliRunner().invoke
     try:
         shape = "n-[1-2]:gpus=2,cores=4,mem=9000,type=h100"
-        done = invoke(devcluster, ["up", *place, "--nodes", shape, "--no-real-node", "--json"])
+        up = ["up", *place, "--nodes", shape, "--no-real-node"]
+        done = invoke(devcluster, [*up, "--endpoint", "127.0.0.1:7311", "--json"])
         assert done.exit_code == 0, done.output
+        site = (short_path / "dc" / "etc" / "synergy_site.lua").read_text()
+        assert 'endpoint = "127.0.0.1:7311",' in site
+        again = invoke(devcluster, [*up, "--quiet"])
+        assert (again.exit_code, again.output) == (0, "")
+        other = invoke(devcluster, [*up, "--endpoint", "127.0.0.1:7312"])
+        assert other.exit_code == 1 and "take it down first" in other.output
         assert json.loads(done.output)["nodes"] == {"n-1": "idle", "n-2": "idle"}
         shell = invoke(devcluster, ["env", *place]).output
+        assert all(line.startswith("export ") for line in shell.splitlines())
         shown = subprocess.run(
             ["bash", "-c", f"{shell}\nsinfo -h -p main -o %G"],
             capture_output=True, text=True, check=True,
@@ -322,6 +330,23 @@ def test_wrong_shapes_exit_with_two_and_say_what_is_right(tmp_path: Path) -> Non
         assert done.exit_code == 2, shape
         assert "for example v100-[1-4]:gpus=8" in done.output
     assert not (tmp_path / "dc").exists()
+
+
+def test_a_wrong_endpoint_exits_with_two_and_says_what_is_right(tmp_path: Path) -> None:
+    for wrong in ("head", "head:x", "head:0", ""):
+        done = CliRunner().invoke(
+            devcluster, ["up", "--dir", str(tmp_path / "dc"), "--endpoint", wrong]
+        )
+        assert done.exit_code == 2, wrong
+        assert "--endpoint" in done.output
+    assert not (tmp_path / "dc").exists()
+
+
+def test_a_directory_that_cannot_be_made_exits_with_one_and_says_so() -> None:
+    done = CliRunner().invoke(devcluster, ["up", "--dir", "/proc/foo", "--quiet"])
+    assert done.exit_code == 1
+    assert "/proc/foo: cannot be made" in done.output
+    assert CliRunner().invoke(devcluster, ["up", "--quiet", "--json"]).exit_code == 2
 
 
 def test_a_cluster_outlives_the_command_that_started_it(short_path: Path) -> None:

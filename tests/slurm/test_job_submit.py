@@ -102,6 +102,14 @@ def test_a_job_without_environment_is_admitted(owner: Submitter) -> None:
         (("-p", "synergy,main", "--gres=gpu:1"), "name one: -p synergy"),
         ((*MANAGED, "--comment=synergy:gpus=4"), "known hints: batch, ckpt_dir,"),
         ((*MANAGED, "--comment=synergy:min_mem=lots"), "write min_mem=20G"),
+        ((*MANAGED, "--comment=Synergy:max_gpus=4"), "write synergy:max_gpus=4"),
+        ((*MANAGED, "--comment=synergy:max_gpus=4, min_mem=2G"), "without spaces"),
+        ((*MANAGED, "--hold"), "submit without --hold, or use --begin=TIME"),
+        ((*MANAGED, "--mem=900G"), "ask for at most 500000M"),
+        ((*MANAGED, "--mem-per-cpu=100G", "-c6"), "600G of memory per node"),
+        ((*MANAGED, "--comment=synergy:min_mem=900G"), "ask for at most 500000M"),
+        ((*MANAGED, "-c999"), "ask for at most 24"),
+        (("-p", "synergy", "--gres=gpu:1", "-n2", "-N1"), "1 GPU per node; use --ntasks-per"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_at_sbatch_with_the_remedy(
@@ -129,19 +137,18 @@ CHANGES = [
     ("NumCPUs=4",), ("NumCPUs=4", "CPUsPerTask=4", "MinCPUsNode=4"), ("MinMemoryNode=9000",),
     ("MinMemoryCPU=9000",), ("NumNodes=2-2",), ("NumTasks=2",), ("TresPerNode=gres:gpu:v100:1",),
     ("TresPerJob=gres:gpu:1",), ("Gres=gpu:v100:1",), ("Features=v100",), ("ReqNodeList=v100-1",),
-    ("ExcNodeList=v100-1",), ("Partition=main",), ("Priority=1000",), ("Nice=5",), ("Requeue=0",),
+    ("ExcNodeList=v100-1",), ("Partition=main",), ("Priority=1000",), ("Priority=0",),
+    ("Priority=4294967295",), ("Nice=5",), ("Requeue=0",),
     ("OverSubscribe=yes",), ("TimeLimit=600",), ("TimeLimit=UNLIMITED",),
     ("AdminComment=mine",), ("Comment=synergy:bogus=1",),
 ]  # fmt: skip
 
 
-def test_the_owner_cannot_release_or_reshape_and_nothing_changes(owner: Submitter) -> None:
+def test_the_owner_cannot_hold_release_or_reshape_and_nothing_changes(owner: Submitter) -> None:
     job = owner.job(*MANAGED, "--mem=1G", "-c2", "-t", "60")
     before = owner.fields(job)
-    for command in (["release"], ["update", "Priority=4294967295"]):
-        done = owner.run("scontrol", command[0], *([f"JobId={job}", *command[1:]] if command[1:]
-                         else [job]))  # fmt: skip
-        assert done.returncode != 0, command
+    for command in ("release", "hold", "uhold"):
+        assert owner.run("scontrol", command, job).returncode != 0, command
     for change in CHANGES:
         done = owner.run("scontrol", "update", f"JobId={job}", *change)
         assert done.returncode != 0, change
@@ -158,12 +165,12 @@ def test_moving_the_job_away_first_does_not_help(owner: Submitter) -> None:
     assert owner.fields(job)["Priority"] == "0"
 
 
-def test_the_owner_may_cancel_hold_rename_rehint_and_shorten(owner: Submitter) -> None:
-    job = owner.job(*MANAGED, "-t", "60")
-    for change in ("Name=renamed", "Comment=synergy:max_gpus=4", "TimeLimit=30"):
+def test_the_owner_may_cancel_rename_rehint_shorten_and_delay(owner: Submitter) -> None:
+    job = owner.job(*MANAGED, "-t", "60", "--begin=now+1hour")
+    for change in ("Name=renamed", "Comment=synergy:max_gpus=4", "TimeLimit=30",
+                   "StartTime=now+2hours"):  # fmt: skip
         done = owner.run("scontrol", "update", f"JobId={job}", change)
         assert done.returncode == 0, (change, done.stderr)
-    assert owner.run("scontrol", "hold", job).returncode == 0
     fields = owner.fields(job)
     assert (fields["JobName"], fields["TimeLimit"]) == ("renamed", "00:30:00")
     assert fields["Comment"] == "synergy:max_gpus=4"
@@ -213,6 +220,38 @@ def test_the_endpoint_of_the_site_reaches_the_job(
         cluster.run(["scontrol", "release", done.stdout.strip()])
         wanted = given.get("SYNERGY_ENDPOINT", "127.0.0.1:7311") + "\n"
         eventually(lambda out=out, wanted=wanted: out.exists() and out.read_text() == wanted)
+
+
+def test_the_hinted_checkpoint_directory_reaches_the_job(
+    cluster: DevCluster, tmp_path: Path, eventually: Callable[..., None]
+) -> None:
+    for number, given in enumerate(({}, {"SYNERGY_CHECKPOINT_DIR": "/mine"})):
+        out = tmp_path / str(number)
+        done = cluster.run(
+            ["sbatch", "--parsable", "-p", "synergy", "--gres=gpu:v100:1", "--mem=10",
+             "-o", str(out), "--comment=synergy:ckpt_dir=/scratch/me/run1"],
+            input="#!/bin/bash\necho $SYNERGY_CHECKPOINT_DIR\n", env=given,
+        )  # fmt: skip
+        cluster.run(["scontrol", "release", done.stdout.strip()])
+        wanted = given.get("SYNERGY_CHECKPOINT_DIR", "/scratch/me/run1") + "\n"
+        eventually(lambda out=out, wanted=wanted: out.exists() and out.read_text() == wanted)
+
+
+def test_the_owners_requeue_puts_a_running_job_back_into_the_held_queue(
+    owner: Submitter, eventually: Callable[..., None]
+) -> None:
+    run = owner.cluster.run
+    for command in ("requeue", "requeuehold"):
+        job = owner.job(*MANAGED, "--mem=10", script="#!/bin/bash\nsleep 60 # synergy-srun\n")
+        run(["scontrol", "release", job])
+        eventually(lambda job=job: owner.fields(job)["JobState"] == "RUNNING", what="job runs")
+        # As the controller does with every job that runs.
+        run(["scontrol", "hold", job])
+        done = owner.run("scontrol", command, job)
+        assert done.returncode == 0, done.stderr
+        eventually(lambda job=job: owner.fields(job)["JobState"] == "PENDING", what="requeued")
+        assert owner.fields(job)["Priority"] == "0"
+        assert owner.run("scontrol", "release", job).returncode != 0
 
 
 def test_broken_settings_refuse_managed_jobs_and_pass_others(

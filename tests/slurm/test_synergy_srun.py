@@ -327,7 +327,8 @@ def test_the_option_table_agrees_with_the_installed_srun(cluster: DevCluster) ->
     def complaint(*words: str) -> str:
         return cluster.run(["srun", *words], check=False).stderr
 
-    for name in sorted(names):
+    # The table serves all releases: --power lost its argument in 24.11.
+    for name in sorted(names - {"power"}):
         needs = "requires an argument" in complaint(f"--{name}")
         assert (name in srun._LONG_WITH_ARGUMENT) == needs, name
     for short in sorted(shorts - set("VHZ")):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import grpc
 
+from slurm_synergy.cluster import Observation, ObservedJob
 from slurm_synergy.config import LeaseSettings, Settings
 from slurm_synergy.controller.auth import Authenticator, encode_credential, new_nonce
 from slurm_synergy.controller.auth import register_payload as payload_of
@@ -111,7 +112,21 @@ class ServiceWorld:
             nodes=(NODE,),
             jobs=statuses,
         )
-        self.view.publish(snapshot, plan, {"decide": 0.01})
+        self.observe(statuses)
+        self.view.publish(snapshot, plan, {"decide": 0.01, "total": 0.02})
+
+    def observe(self, statuses: tuple[JobStatus, ...], profile_key: str = "") -> None:
+        """Slurm has been read, and showed these jobs."""
+        jobs = tuple(
+            ObservedJob(
+                job=status.job,
+                phase=status.phase,
+                allocated=status.lease.placement.shares if status.lease else (),
+                profile_key=profile_key,
+            )
+            for status in statuses
+        )
+        self.view.observed(Observation(nodes=(NODE,), jobs=jobs, free={"n1": FULL}))
 
     def task(self, job_id: int, *, rank: int = 0, ranks: int = 1, restart: int = 0) -> pb.TaskId:
         return pb.TaskId(

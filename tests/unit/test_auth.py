@@ -16,7 +16,8 @@ from slurm_synergy.controller.auth import (
     operator_uids,
     register_payload,
 )
-from slurm_synergy.errors import ConfigError, LeaseError
+from slurm_synergy.controller.auth import munge_socket as find_socket
+from slurm_synergy.errors import ConfigError, LeaseError, MungeError
 
 
 def test_a_credential_tells_who_made_it_once(munge_socket: Path) -> None:
@@ -66,8 +67,23 @@ def test_what_is_no_credential_is_refused(
 def test_a_silent_munged_is_named(tmp_path: Path) -> None:
     with pytest.raises(LeaseError, match="is munged running"):
         encode_credential("p", tmp_path / "none")
-    with pytest.raises(LeaseError, match=r"not accepted.*none"):
+    with pytest.raises(MungeError, match=r"^the controller could not check the credential.*none"):
         Authenticator(tmp_path / "none").uid_of("MUNGE:AAAA:", payload="p", nonce="n" * 20)
+
+
+def test_a_munge_that_cannot_be_used_is_found_at_the_start(
+    munge_socket: Path, tmp_path: Path
+) -> None:
+    Authenticator(munge_socket).check()
+    with pytest.raises(MungeError, match=r"start munged .*leases\.munge\.socket.*none\)$"):
+        Authenticator(tmp_path / "none").check()
+
+
+def test_the_setting_goes_before_the_variable_and_both_before_munges_default() -> None:
+    environment = {"SYNERGY_MUNGE_SOCKET": "/run/env"}
+    assert find_socket(Path("/run/set"), environment) == Path("/run/set")
+    assert find_socket(None, environment) == Path("/run/env")
+    assert find_socket(None, {"SYNERGY_MUNGE_SOCKET": ""}) is None
 
 
 def test_nonces_differ_and_carry_their_purpose() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pwd
 from collections.abc import Iterator
@@ -15,7 +16,9 @@ from service_world import ServiceWorld
 from slurm_synergy.cli import control
 from slurm_synergy.cli.main import main
 from slurm_synergy.config import render_default_yaml
+from slurm_synergy.core.catalogue import CATALOGUE
 from slurm_synergy.core.model import Plan, Reason, ReasonCode
+from slurm_synergy.core.pipeline import preprocess_rate
 from slurm_synergy.errors import ConfigError
 
 UID = os.getuid()
@@ -68,7 +71,8 @@ def test_status_for_people_and_for_scripts(
     assert shown.status == 0
     assert "policy srtf, mechanism tune, enforcement shared" in shown.out
     assert "round 3, 0 s ago" in shown.out
-    assert "jobs: 1 pending, 1 running" in shown.out
+    assert "round 3, 0 s ago, took 0.020 s" in shown.out
+    assert "jobs: 1 pending, 1 running (Slurm read 0 s ago)" in shown.out
     assert "n1    v100  2/8   10/24  49/781G  up" in shown.out
     content = json.loads(Ran(capsys, "status", "--json").out)
     assert content["round"] == 3
@@ -87,6 +91,63 @@ def test_jobs_tell_where_they_run_or_why_they_wait(
     content = json.loads(Ran(capsys, "jobs", "--json").out)
     assert [job["phase"] for job in content["jobs"]] == ["running", "pending"]
     assert content["jobs"][1]["reason"]["code"] == "no_gpus"
+
+
+def test_what_happened_since_the_round_is_shown(
+    world: ServiceWorld, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled(world)
+    world.grant(2, 4, uid=UID)
+    world.book.stop(job_id=1, reason=WAITS, grace_s=60.0)
+    content = json.loads(Ran(capsys, "jobs", "--json").out)
+    assert [job["phase"] for job in content["jobs"]] == ["stopping", "starting"]
+    assert content["jobs"][1]["reason"] is None
+    status = json.loads(Ran(capsys, "status", "--json").out)
+    (node,) = status["nodes"]
+    assert (node["gpus_used"], node["cpus_used"], node["mem_mib_used"]) == (4, 14, 100_000)
+    assert (status["jobs"]["starting"], status["jobs"]["pending"]) == (1, 0)
+    assert status["round"] == 3
+    world.observe(())
+    assert Ran(capsys, "jobs").out == "no jobs\n"
+
+
+def test_trouble_leads_the_status(world: ServiceWorld, capsys: pytest.CaptureFixture[str]) -> None:
+    world.view.failed("Slurm does not answer (why); will be tried again")
+    world.view.named("hal")
+    first, *_ = Ran(capsys, "status").out.splitlines()
+    assert first == "trouble: Slurm does not answer (why); will be tried again"
+    assert json.loads(Ran(capsys, "status", "--json").out)["cluster"] == "hal"
+
+
+def test_a_hint_that_names_an_unknown_profile_is_told_to_its_owner(
+    world: ServiceWorld, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = "profile 'nosuchmodel' is not in the catalogue: proportional share"
+    me = pwd.getpwuid(UID).pw_name
+    world.observe((world.status(1, user=me),), profile_key="nosuchmodel")
+    assert Ran(capsys, "jobs").out.splitlines()[1].endswith(f"  {note}")
+    (job,) = json.loads(Ran(capsys, "jobs", "--json").out)["jobs"]
+    assert (job["profile"], job["note"]) == ("nosuchmodel", note)
+    world.observe((world.status(1, user=me),), profile_key="resnet18-imagenet")
+    (job,) = json.loads(Ran(capsys, "jobs", "--json").out)["jobs"]
+    assert (job["profile"], job["note"]) == ("resnet18-imagenet", None)
+    (job,) = world.view.jobs(viewer_uid=UID + 4242, operators=())
+    assert {"profile", "note"}.isdisjoint(job)
+
+
+def test_the_catalogue_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Ran(capsys, "profile", "list").out.splitlines()
+    (shown,) = (line for line in lines if line.startswith("resnet18-imagenet "))
+    assert shown.split()[1:6] == ["3840", "14.4", "1920", "7.2", "130G"]
+    profiles = json.loads(Ran(capsys, "profile", "list", "--json").out)["profiles"]
+    assert [one["profile"] for one in profiles] == sorted(CATALOGUE)
+    for one in profiles:
+        for kind, cores in one["saturating_cores_per_gpu"].items():
+            pipeline = CATALOGUE[one["profile"]].pipeline
+            assert pipeline is not None
+            most = preprocess_rate(pipeline, math.ceil(cores))
+            assert most * 1.001 >= one["samples_per_s_per_gpu"][kind] > 0
+            assert preprocess_rate(pipeline, math.ceil(cores) - 1) < most
 
 
 def test_drain_and_resume_reach_the_ledger(
@@ -191,12 +252,69 @@ def test_settings_are_printed_and_checked(
     assert Ran(capsys, "config", "--default").out == render_default_yaml()
     file = tmp_path / "s.yaml"
     file.write_text(render_default_yaml())
+    for argv in (("--check", "--config", str(file)), ("--config", str(file), "--check")):
+        assert Ran(capsys, "config", *argv).out == f"{file}: valid: all defaults\n"
+    file.write_text("")
+    assert Ran(capsys, "config", "--check", str(file)).out == f"{file}: valid: all defaults\n"
+    file.write_text("log_level: debug")
     assert Ran(capsys, "config", "--check", str(file)).out == f"{file}: valid\n"
     file.write_text("scheduling: {policy: magic}")
     ran = Ran(capsys, "config", "--check", str(file))
     assert ran.status == 2
     assert "scheduling.policy = 'magic': there is no such policy; choose one of fifo" in ran.err
-    assert Ran(capsys, "config").status == 2
+    for argv in (
+        (),
+        ("--config", str(file)),
+        ("--default", "--check"),
+        ("--default", "--config", str(file)),
+        ("--check", str(file), "--config", str(file)),
+        ("--check", "--config", str(tmp_path / "none")),
+    ):
+        assert Ran(capsys, "config", *argv).status == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("operators: [nobody-of-that-name]", "operators = 'nobody-of-that-name': there is no"),
+        ("slurm: {conf: /nowhere/slurm.conf}", "slurm.conf = '/nowhere/slurm.conf': there is no"),
+        ("slurm: {bin_dir: /nowhere}", "slurm.bin_dir = '/nowhere': squeue, scontrol, scancel"),
+        ("leases: {listen: '300.1.2.3:7737'}", "leases.listen = '300.1.2.3:7737': '300.1.2.3'"),
+        ("leases: {advertise: '0.0.0.0:7737'}", "nobody can call that address"),
+        ("leases: {advertise: '[::]:7737'}", "nobody can call that address"),
+        ("pool: {nodes: 'v100-[1'}", "pool.nodes = 'v100-[1': not a host list"),
+        ("scheduling: {mechanism: magic}", "scheduling.mechanism = 'magic'"),
+    ],
+)
+def test_a_check_finds_what_can_be_found_without_slurm(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    told: str,
+) -> None:
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    file = tmp_path / "s.yaml"
+    file.write_text(text)
+    ran = Ran(capsys, "config", "--check", "--config", str(file))
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err.startswith(f"synergyctl: {file}: ")
+    assert told in ran.err
+
+
+def test_a_check_notes_what_only_this_machine_could_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    file = tmp_path / "s.yaml"
+    file.write_text("leases: {listen: '127.0.0.1:7737'}")
+    assert (
+        "note: only this machine reaches 127.0.0.1"
+        in Ran(capsys, "config", "--check", str(file)).out
+    )
+    monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")
+    ran = Ran(capsys, "config", "--check", str(file))
+    assert (ran.status, "no file /nowhere/slurm.conf" in ran.err) == (2, True)
 
 
 def test_devcluster_is_one_of_the_commands() -> None:
@@ -204,5 +322,5 @@ def test_devcluster_is_one_of_the_commands() -> None:
 
     shown = CliRunner().invoke(cli, ["--help"])
     assert shown.exit_code == 0
-    for command in ("status", "jobs", "drain", "resume", "config", "devcluster"):
+    for command in ("status", "jobs", "drain", "resume", "config", "profile", "devcluster"):
         assert command in shown.output

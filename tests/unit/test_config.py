@@ -74,19 +74,27 @@ def test_settings_do_not_change() -> None:
     [
         ("scheduling: {polcy: srtf}", ("scheduling.polcy", "'srtf'", "did you mean 'policy'?")),
         ("leases: {munge: {sock: /x}}", ("leases.munge.sock", "did you mean 'socket'?")),
-        ("qqq: 1", ("qqq = 1", "known here: cluster, slurm")),
+        ("foo: 1", ("foo = 1", "unknown key; known here: cluster, slurm")),
         ("scheduling: {round_s: '5m'}", ("scheduling.round_s = '5m'", "number", "seconds")),
-        ("scheduling: {round_s: 0}", ("scheduling.round_s = 0", "greater than 0")),
+        ("scheduling: {round_s: 0}", ("scheduling.round_s = 0", "more than 0;")),
         ("scheduling: {round_s: .nan}", ("scheduling.round_s", "finite")),
-        ("scheduling: {dry_run: 1}", ("scheduling.dry_run = 1", "boolean")),
+        ("scheduling: {dry_run: 1}", ("scheduling.dry_run = 1", "true or false")),
         ("scheduling: {poll_s: 9, round_s: 5}", ("scheduling", "must not exceed round_s")),
-        ("scheduling: 5", ("scheduling = 5", "dictionary")),
-        ("enforcement: borrow", ("enforcement = 'borrow'", "not available", "auto or requeue")),
-        ("enforcement: often", ("enforcement = 'often'", "'shared'")),
+        ("scheduling: 5", ("scheduling = 5", "must be a section of keys")),
+        ("enforcement: borrow", ("enforcement = 'borrow'", "one of auto, shared or requeue;")),
+        (
+            "enforcement: often",
+            ("enforcement = 'often'", "must be one of auto, shared or requeue;"),
+        ),
         ("leases: {listen: here}", ("leases.listen = 'here'", "HOST:PORT")),
         ("slurm: {conf: etc/slurm.conf}", ("slurm.conf = 'etc/slurm.conf'", "absolute path")),
-        ("slurm: {partition: 'a b'}", ("slurm.partition = 'a b'", "pattern")),
+        (
+            "slurm: {partition: 'a b'}",
+            ("slurm.partition = 'a b'", "must be a name: letters, digits"),
+        ),
         ("operators: []", ("operators", "at least 1")),
+        ("operators: root", ("operators = 'root'", "must be a list, e.g. [root]")),
+        ("leases: {advertise: '0.0.0.0:1'}", ("leases.advertise", "nobody can call")),
         ("log_level: info\nlog_level: debug", ("line 2", "'log_level' is written twice")),
         ("a: [", ("line 1", "not valid YAML")),
         ("[1]", ("must be a mapping", "list")),
@@ -97,6 +105,8 @@ def test_a_wrong_setting_is_named_with_its_remedy(text: str, parts: tuple[str, .
         parse_settings(text, file="/etc/s.yaml")
     message = str(caught.value)
     assert message.startswith("/etc/s.yaml")
+    for jargon in ("Settings", "tuple", "dictionary", "instance", "pattern", "Input"):
+        assert jargon not in message
     for part in parts:
         assert part in message
 

@@ -20,9 +20,10 @@ from slurm_synergy.devcluster.conf import (
     site_lua,
     slurm_conf,
 )
+from slurm_synergy.devcluster.layout import claim_dir
 from slurm_synergy.devcluster.processes import alive, end, identify
 from slurm_synergy.devcluster.shapes import check_distinct, real_shape
-from slurm_synergy.errors import ConfigError
+from slurm_synergy.errors import ConfigError, DevClusterError
 
 FACTS = ClusterFacts(
     name="synergy-1",
@@ -228,3 +229,11 @@ def test_a_process_is_ended_by_its_identity_and_not_by_a_reused_pid() -> None:
 def test_a_shape_value_is_checked_wherever_it_comes_from() -> None:
     with pytest.raises(ConfigError, match="cores"):
         NodeShape(nodes="n1", gpus=1, cores=3, mem_mib=1, gpu_type="x", sockets=2)
+
+
+def test_a_state_directory_that_cannot_be_made_is_told_with_the_remedy(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for place in (Path("/proc/foo"), file, file / "below"):
+        with pytest.raises(DevClusterError, match=rf"^{place}: cannot be .*; choose another --dir"):
+            claim_dir(place, ["n1"])

@@ -42,6 +42,14 @@ def test_all_hints_are_read() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "comment", ["Synergy:epochs=3", "SYNERGY:epochs=3", "synergy:samples=2 Synergy:epochs=3"]
+)
+def test_the_prefix_in_another_case_is_refused_with_the_right_spelling(comment: str) -> None:
+    with pytest.raises(HintError, match=r"lower case.*write synergy:epochs=3"):
+        parse_hints(comment)
+
+
 @pytest.mark.parametrize("comment", ["", "just words", "synergyx:a=b", "my-synergy:profile=x"])
 def test_a_comment_without_the_word_has_no_hints(comment: str) -> None:
     assert parse_hints(comment) == Hints()
@@ -70,9 +78,12 @@ def test_sizes_are_binary_and_rounded_up_to_mib(size: str, mib: int) -> None:
         ("ckpt_dir=relative", ["ckpt_dir=/scratch"]),
         ("profile=a/b", ["profile=a/b"]),
         ("min_men=20G", ["min_men", "min_mem", "profile"]),
-        ("profile", ["key=value"]),
-        ("", ["key=value"]),
-        ("epochs=1,", ["key=value"]),
+        ("profile", ["key=value", "without spaces"]),
+        ("", ["empty hint", "without spaces"]),
+        ("epochs=1,", ["empty hint", "without spaces"]),
+        ("epochs=1, samples=2", ["empty hint", "without spaces"]),
+        ("samples=1000000000000000", ["samples=1000000000000000", "samples=1281167"]),
+        ("batch=1000000000", ["batch=1000000000"]),
         ("epochs=1,epochs=2", ["twice"]),
         ("min_gpus=8,max_gpus=2", ["min_gpus=8", "max_gpus=2"]),
     ],
@@ -105,13 +116,14 @@ def test_the_admission_script_knows_the_same_hints() -> None:
 
 
 _counts = st.none() | st.integers(1, 999_999_999)
+_work = st.none() | st.integers(1, 10**15 - 1)
 _names = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,20}\Z")
 _hints = st.builds(
     Hints,
     profile=st.none() | _names,
     min_mem_mib=st.none() | st.integers(1, 999_999_999),
-    samples=_counts,
-    epochs=_counts,
+    samples=_work,
+    epochs=_work,
     batch=st.none()
     | st.tuples(st.integers(1, 999_999_999), st.integers(1, 999_999_999)).map(
         lambda pair: (min(pair), max(pair))

@@ -290,8 +290,22 @@ def test_floats_of_newer_releases_are_understood(lua: Lua) -> None:
         ({"partition": "synergy,main"}, "name one: -p synergy"),
         ({"partition": "main,synergy"}, "name one: -p synergy"),
         ({"num_tasks": 3, "min_nodes": 2, "max_nodes": 2}, "spread evenly over 2 nodes"),
+        ({"num_tasks": 5}, "5 tasks per node with 4 GPUs per node; use one task per node "),
         ({"ntasks_per_node": 3}, "one per GPU (--ntasks-per-node=4)"),
-        ({"num_tasks": 5, "ntasks_per_node": 4}, "5 tasks are not 4 per node on 2 nodes"),
+        ({"num_tasks": 5, "ntasks_per_node": 4}, "5 tasks in all (-n) and 4 per node on 2 nodes"),
+        ({"priority": 0}, "submit without --hold, or use --begin=TIME"),
+        ({"min_mem_per_node": 921600}, "900G of memory per node"),
+        ({"min_mem_per_node": 500001}, "of type v100 with 4 GPUs has; ask for at most 500000M"),
+        ({"min_mem_per_cpu": 102400, "cpus_per_task": 6}, "600G of memory per node"),
+        ({"min_mem_per_cpu": 102400, "cpus_per_task": 2, "ntasks_per_node": 4}, "800G of memory"),
+        ({"comment": "synergy:min_mem=900G"}, "ask for at most 500000M"),
+        ({"comment": "synergy:min_mem=0.9T"}, "the hint min_mem) is more than any node"),
+        ({"min_mem_per_node": 921600, "comment": "synergy:min_mem=20G"}, "900G of memory"),
+        ({"cpus_per_task": 999}, "999 CPUs per node (-c for each task) are more than any node of "
+         "type v100 with 4 GPUs has; ask for at most 24,"),
+        ({"cpus_per_task": 7, "ntasks_per_node": 4}, "28 CPUs per node"),
+        ({"tres_per_node": "gres:gpu:8", "cpus_per_task": 64, "min_nodes": 3, "max_nodes": 3},
+         "the CPUs and the memory asked for each are more than there are; ask for at most 2 nodes"),
     ],
 )  # fmt: skip
 def test_requests_that_cannot_be_planned_are_refused_with_the_remedy(
@@ -302,6 +316,36 @@ def test_requests_that_cannot_be_planned_are_refused_with_the_remedy(
     assert what in answer.user
     assert answer.user.startswith("slurm-synergy: ")
     assert answer.log == ""
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"min_mem_per_node": 500000, "cpus_per_task": 24},
+        {"tres_per_node": "gres:gpu:4", "min_mem_per_node": 921600, "cpus_per_task": 64},
+        {"tres_per_node": "gres:gpu:2", "min_nodes": 5, "max_nodes": 5, "cpus_per_task": 2},
+        {"min_mem_per_node": 0},
+        {"comment": "synergy:min_mem=500000"},
+    ],
+)
+def test_memory_and_cores_that_some_kind_of_node_has_are_accepted(
+    lua: Lua, given: dict[str, object]
+) -> None:
+    answer = lua.submit(**given)
+    assert answer.accepted, answer.user
+
+
+def test_a_shape_that_says_only_nodes_and_gpus_has_any_memory_and_cores(lua: Lua) -> None:
+    lua.site({**SITE, "shapes": [{"type": "v100", "nodes": 1, "gpus": 4}]})
+    assert lua.submit(min_mem_per_node=10**9, cpus_per_task=999).accepted
+    assert not lua.submit(tres_per_node="gres:gpu:v100:5").accepted
+
+
+def test_one_gpu_leaves_one_number_of_tasks_to_name(lua: Lua) -> None:
+    answer = lua.submit(tres_per_node="gres:gpu:v100:1", ntasks_per_node=2)
+    assert answer.user == (
+        "slurm-synergy: 2 tasks per node with 1 GPU per node; use --ntasks-per-node=1"
+    )
 
 
 def test_one_task_per_node_and_one_per_gpu_are_accepted(lua: Lua) -> None:
@@ -318,9 +362,10 @@ def test_one_task_per_node_and_one_per_gpu_are_accepted(lua: Lua) -> None:
     [
         "profile=resnet18-imagenet",
         "min_mem=20G,batch=128-4096,max_gpus=16",
-        "min_mem=1.5T",
+        "min_mem=0.4T",
         "min_mem=900",
         "samples=1281167,epochs=90,batch=256",
+        "samples=153740040000,epochs=999999999999999",
         "elastic=full,min_gpus=1,max_gpus=1,scale_unit=2",
         "gpu_types=v100+a100,ckpt_dir=/scratch/me,grace_s=30",
     ],
@@ -336,9 +381,13 @@ def test_well_formed_hints_are_accepted_beside_the_users_own_comment(lua: Lua, h
     ("hints", "what"),
     [
         ("maxgpus=3", "known hints: batch, ckpt_dir, elastic,"),
-        ("", "is not key=value"),
-        ("max_gpus", "is not key=value"),
-        ("max_gpus=3,", "is not key=value"),
+        ("", "one word of key=value and commas, without spaces"),
+        ("max_gpus", 'the hint "max_gpus" is not key=value'),
+        ("max_gpus=3,", "one word of key=value and commas, without spaces"),
+        ("max_gpus=3, min_mem=20G", "one word of key=value and commas, without spaces"),
+        ("max_gpus = 3", "hints are one word without spaces"),
+        ("samples=1000000000000000", "write samples=1281167"),
+        ("batch=1000000000", "write batch=256"),
         ("max_gpus=", "write max_gpus=16"),
         ("max_gpus=0", "write max_gpus=16"),
         ("max_gpus=4.5", "write max_gpus=16"),
@@ -366,6 +415,14 @@ def test_bad_hints_are_refused_with_an_example(lua: Lua, hints: str, what: str) 
     if hints not in ("gpu_types=h100", "gpu_types=a100"):
         with pytest.raises(HintError):
             parse_hints(f"synergy:{hints}")
+
+
+def test_the_prefix_in_another_case_is_refused_with_the_right_spelling(lua: Lua) -> None:
+    for comment in ("Synergy:max_gpus=4", "mine SYNERGY:max_gpus=4 of tuesday"):
+        answer = lua.submit(comment=comment)
+        assert "lower case" in answer.user and "write synergy:max_gpus=4" in answer.user
+        with pytest.raises(HintError, match="write synergy:max_gpus=4"):
+            parse_hints(comment)
 
 
 def test_hint_types_widen_where_the_request_names_none(lua: Lua) -> None:
@@ -406,6 +463,21 @@ def test_the_endpoint_is_filled_in_but_never_replaced(lua: Lua) -> None:
     mine = {"SYNERGY_ENDPOINT": "mine:1"}
     assert lua.submit(environment=mine).env["SYNERGY_ENDPOINT"] == "mine:1"
     assert lua.submit(environment=None).accepted
+
+
+def test_the_hinted_checkpoint_directory_reaches_the_launcher(lua: Lua) -> None:
+    hint = "synergy:ckpt_dir=/scratch/me/run1"
+    assert lua.submit(comment=hint).env["SYNERGY_CHECKPOINT_DIR"] == "/scratch/me/run1"
+    mine = {"SYNERGY_CHECKPOINT_DIR": "/mine"}
+    answer = lua.submit(comment=hint, environment=mine)
+    assert answer.env["SYNERGY_CHECKPOINT_DIR"] == "/mine"
+    assert "SYNERGY_CHECKPOINT_DIR" not in lua.submit().env
+    # After the submission the environment cannot be changed any more.
+    before = {"comment": hint}
+    assert lua.modify(record=before, comment=hint + ",max_gpus=4").accepted
+    for comment in ("synergy:ckpt_dir=/else", "synergy:max_gpus=4", ""):
+        assert "ckpt_dir cannot be changed" in lua.modify(record=before, comment=comment).user
+    assert not lua.modify(comment=hint).accepted
 
 
 def test_an_existing_admin_comment_is_kept_but_a_forged_mark_is_not(lua: Lua) -> None:
@@ -479,8 +551,9 @@ def test_without_a_site_file_nothing_is_known_about_nodes_but_jobs_are_held(lua:
 
 
 CHANGES = [
-    {"priority": INFINITE}, {"priority": 5}, {"partition": "main"}, {"reservation": "r"},
-    {"reservation": ""}, {"qos": "high"}, {"nice": 2147483658}, {"min_cpus": 3},
+    {"priority": INFINITE}, {"priority": 5}, {"priority": 0}, {"partition": "main"},
+    {"reservation": "r"}, {"reservation": ""}, {"qos": "high"}, {"nice": 2147483658},
+    {"min_cpus": 3},
     {"cpus_per_task": 2}, {"pn_min_cpus": 2}, {"num_tasks": 2}, {"min_nodes": 2},
     {"max_nodes": 2}, {"min_mem_per_node": 5}, {"pn_min_memory": 5},
     {"tres_per_node": "gres:gpu:1"}, {"tres_per_job": "gres:gpu:1"}, {"features": "a100"},
@@ -491,7 +564,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("changes", CHANGES, ids=json.dumps)
-def test_the_owner_cannot_release_or_reshape_a_managed_job(
+def test_the_owner_cannot_hold_release_or_reshape_a_managed_job(
     lua: Lua, changes: dict[str, object]
 ) -> None:
     assert not lua.modify(**changes).accepted
@@ -507,11 +580,13 @@ def test_the_owner_cannot_release_or_reshape_a_managed_job(
 @pytest.mark.parametrize(
     "changes",
     [
-        {}, {"priority": 0}, {"name": "x"}, {"comment": "mine synergy:max_gpus=4"},
+        {}, {"name": "x"}, {"comment": "mine synergy:max_gpus=4"},
         {"comment": ""}, {"time_limit": 59}, {"begin_time": 1795993569},
     ],
 )  # fmt: skip
-def test_the_owner_may_hold_rename_rehint_and_shorten(lua: Lua, changes: dict[str, object]) -> None:
+def test_the_owner_may_rename_rehint_shorten_and_delay(
+    lua: Lua, changes: dict[str, object]
+) -> None:
     answer = lua.modify(**changes)
     assert answer.accepted, answer.user
 

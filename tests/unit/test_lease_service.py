@@ -16,6 +16,7 @@ import grpc
 import pytest
 from service_world import ServiceWorld
 
+from slurm_synergy.cli.control import Target, ask
 from slurm_synergy.cluster import StopState
 from slurm_synergy.config import LeaseSettings
 from slurm_synergy.controller.auth import control_payload, encode_credential, new_nonce
@@ -68,6 +69,41 @@ def test_somebody_elses_job_is_refused_even_to_operators(world: ServiceWorld) ->
     code, text = refused(lambda: world.register(world.task(1)))
     assert code is grpc.StatusCode.PERMISSION_DENIED
     assert "job 1 is not a job of user" in text
+
+
+def test_a_refused_credential_is_logged_once_per_cause(
+    world: ServiceWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.grant(1, 6, uid=UID)
+    for _ in range(3):
+        request = world.registration(world.task(1))
+        request.credential = "MUNGE:AAAA:"
+        code, _ = refused(lambda: world.stub.Register(request, timeout=10))  # noqa: B023
+        assert code is grpc.StatusCode.UNAUTHENTICATED
+    request.credential = "nonsense"
+    refused(lambda: world.stub.Register(request, timeout=10))
+    told = [one.message for one in caplog.records]
+    assert len(told) == 2
+    assert all(text.startswith("a caller was refused: ") for text in told)
+
+
+def test_without_munged_on_the_controllers_host_a_caller_may_try_again(
+    tmp_path: Path, munge_socket: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = ServiceWorld(tmp_path / "a", tmp_path / "none", operators=frozenset())
+    try:
+        world.grant(1, 6, uid=UID)
+        world.munge_socket = munge_socket
+        for _ in range(2):
+            code, text = refused(lambda: world.register(world.task(1)))
+            assert code is grpc.StatusCode.UNAVAILABLE
+            assert text.startswith("the controller could not check the credential: ")
+        target = Target(endpoint=world.server.endpoint, source="t", munge_socket=munge_socket)
+        with pytest.raises(LeaseError, match=r"cannot answer: the controller could not check"):
+            ask(target, "status")
+    finally:
+        world.close()
+    assert len([one for one in caplog.records if "could not check" in one.message]) == 1
 
 
 def test_a_registration_cannot_be_replayed_or_redirected(world: ServiceWorld) -> None:

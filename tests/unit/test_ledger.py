@@ -247,7 +247,7 @@ def test_files_are_readable_by_their_owner_only(state_dir: Path, clock: ManualCl
         os.umask(old)
     assert stat.S_IMODE(state_dir.stat().st_mode) == 0o700
     assert {name for name in modes if name.startswith("ledger.sqlite")} >= {"ledger.sqlite"}
-    assert {modes[name] for name in modes if name != "lock"} == {0o600}
+    assert set(modes.values()) == {0o600}
 
 
 def test_a_damaged_file_is_reported_and_left_alone(state_dir: Path, clock: ManualClock) -> None:

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_slurm import FakeSlurm
@@ -16,18 +17,20 @@ from slurm_synergy.controller.leases import LeaseBook
 from slurm_synergy.controller.ledger import Ledger
 from slurm_synergy.controller.loop import Loop, Parts
 from slurm_synergy.controller.status import StatusView
-from slurm_synergy.errors import ClusterError, LedgerError
+from slurm_synergy.core.model import Reason, ReasonCode
+from slurm_synergy.errors import ClusterError, LedgerError, SlurmCommandError, SlurmTimeout
 from slurm_synergy.mechanisms import MECHANISMS
 from slurm_synergy.policies import POLICIES
 from slurm_synergy.slurm.cluster import SlurmCluster
+from slurm_synergy.slurm.dry_run import DryRun
 
 
 class World:
     """A loop over a Slurm in memory."""
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, *, dry_run: bool = False) -> None:
         self.slurm, self.clock = FakeSlurm(), ManualClock()
-        settings = Settings()
+        settings = Settings.model_validate({"scheduling": {"dry_run": dry_run}})
         self.ledger = Ledger(state_dir, clock=self.clock)
         self.book = LeaseBook(
             self.ledger, self.clock, lease_s=60.0, node_of=lambda name: self.cluster.node(name)
@@ -37,7 +40,7 @@ class World:
         )
         self.view = StatusView(settings, ledger=self.ledger, leases=self.book, clock=self.clock)
         parts = Parts(
-            cluster=self.cluster,
+            cluster=DryRun(self.cluster) if dry_run else self.cluster,
             policy=POLICIES["fifo"],
             mechanism=MECHANISMS["proportional"],
             scheduling=settings.scheduling,
@@ -88,7 +91,7 @@ def test_a_slurm_that_cannot_be_read_is_told_once_and_tried_again(
     with caplog.at_level(logging.INFO):
         for _ in range(3):
             assert world.turn() == 2.0
-        assert world.view.status()["trouble"] == "no answer"
+        assert world.view.status()["trouble"] == "no answer; will be tried again"
         world.slurm.read_queue = read  # type: ignore[method-assign]
         world.turn()
     told = [record.message for record in caplog.records]
@@ -96,6 +99,70 @@ def test_a_slurm_that_cannot_be_read_is_told_once_and_tried_again(
     assert "working again" in told
     assert world.view.status()["trouble"] is None
     assert world.book.job_ids() == (job_id,)
+
+
+def test_a_slurm_that_is_down_is_told_in_words_and_not_as_a_command_line(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    down = SlurmCommandError(("squeue", "-O", "x" * 500), 1, said, kind="controller_down")
+    world.slurm.read_queue = breaking(down)  # type: ignore[method-assign,assignment]
+    with caplog.at_level(logging.INFO):
+        world.turn()
+        world.turn()
+    short = (
+        "Slurm does not answer (Unable to contact slurm controller (connect failure)); "
+        "will be tried again"
+    )
+    assert world.view.status()["trouble"] == short
+    assert [one.message for one in caplog.records] == [f"{short}; running jobs keep what they have"]
+    world.slurm.read_queue = breaking(SlurmTimeout(("squeue", "-h"), 30.0))  # type: ignore[method-assign,assignment]
+    with caplog.at_level(logging.DEBUG):
+        world.turn()
+    assert "Slurm does not answer (squeue: nothing within 30 s)" in caplog.text
+    assert "squeue -h: no answer within 30 s" in caplog.text
+
+
+def test_status_is_right_at_every_reading_and_not_only_at_rounds(world: World) -> None:
+    def shown() -> tuple[object, int, int]:
+        (job,) = world.view.jobs(viewer_uid=0, operators=(0,))
+        nodes: Any = world.view.status()["nodes"]
+        return job["phase"], sum(one["gpus_used"] for one in nodes), world.view.status()["round"]  # type: ignore[return-value]
+
+    world.turn()
+    job_id = world.slurm.submit(gpus=4)
+    world.turn()
+    assert shown() == ("pending", 0, 1)
+    world.turn(1.0)
+    assert shown() == ("starting", 4, 2)
+    world.slurm.schedule()
+    world.turn(0.5)
+    assert shown() == ("running", 4, 2)
+    reason = Reason(code=ReasonCode.PREEMPTED, text="test")
+    world.book.stop(job_id=job_id, reason=reason, grace_s=60.0)
+    assert shown() == ("stopping", 4, 2)
+    world.slurm.finish(job_id)
+    world.turn(0.5)
+    assert world.view.jobs(viewer_uid=0, operators=(0,)) == []
+    status = world.view.status()
+    assert (status["round"], status["round_age_s"], status["observed_age_s"]) == (2, 1.0, 0.0)
+
+
+def test_a_dry_run_says_what_it_would_do_and_not_that_it_failed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(tmp_path, dry_run=True)
+    try:
+        world.slurm.submit()
+        with caplog.at_level(logging.INFO):
+            world.turn()
+    finally:
+        world.ledger.close()
+    assert "dry run: would make reservation synergy over v100-[1-2]" in caplog.text
+    assert "dry run: would start job 1 on v100-1" in caplog.text
+    assert "1 placed, 0 wait; dry run: would start 1, stop 0, resize 0, keep 0; " in caplog.text
+    assert "not done" not in caplog.text
+    assert world.slurm.calls == []
 
 
 def test_an_action_that_failed_is_tried_again_soon_and_not_a_whole_round_later(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -432,8 +433,10 @@ def test_a_finished_job_ends_its_lease(world: World) -> None:
     assert [one.job.job_id for one in world.cluster.look().jobs] == []
 
 
-def test_a_dry_run_touches_nothing(world: World) -> None:
+def test_a_dry_run_touches_nothing(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.slurm.submit()
+    world.slurm.reservations.clear()
+    caplog.set_level(logging.INFO)
     calls, before = len(world.slurm.calls), dict(world.slurm.jobs)
     dry = DryRun(world.cluster)
     dry.prepare()
@@ -444,6 +447,50 @@ def test_a_dry_run_touches_nothing(world: World) -> None:
     )
     assert [outcome.done for outcome in result.outcomes] == [False]
     assert (len(world.slurm.calls), world.slurm.jobs) == (calls, before)
+    dry.prepare()
+    told = [one.message for one in caplog.records if "reservation" in one.message]
+    assert told == ["dry run: would make reservation synergy over v100-[1-2]"]
+    world.slurm.reservations["synergy"] = ReservationFacts(name="synergy", nodes=("v100-1",))
+    dry.prepare()
+    assert "dry run: would move reservation synergy to v100-[1-2]" in caplog.text
+    caplog.clear()
+    world.slurm.reservations["synergy"] = ReservationFacts(
+        name="synergy", nodes=("v100-1", "v100-2")
+    )
+    dry.prepare()
+    assert caplog.text == ""
+
+
+def test_nodes_of_the_pool_that_cannot_be_scheduled_are_named_once(
+    make_world: MakeWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    slurm = FakeSlurm(nodes=4)
+    slurm.nodes["v100-3"] = replace(slurm.nodes["v100-3"], partitions=("other",))
+    slurm.nodes["v100-4"] = replace(slurm.nodes["v100-4"], gpus={})
+    world = make_world(slurm, pool={"nodes": "v100-[1-9]"})
+    seen = world.cluster.tick()
+    assert [node.name for node in seen.nodes] == ["v100-1", "v100-2"]
+    (told,) = [one.message for one in caplog.records if one.levelno == logging.WARNING]
+    assert told.startswith(
+        "pool.nodes = 'v100-[1-9]': not in partition 'synergy': v100-3; without GPUs of one type: "
+        "v100-4; Slurm does not know v100-[5-9];"
+    )
+
+
+def test_a_pool_that_is_no_host_list_is_a_wrong_setting(make_world: MakeWorld) -> None:
+    with pytest.raises(ConfigError, match=r"pool\.nodes = 'v100-\[1': not a host list"):
+        make_world(pool={"nodes": "v100-[1"})
+
+
+def test_a_slurm_that_does_not_answer_is_not_taken_for_a_lack_of_rights(
+    make_world: MakeWorld,
+) -> None:
+    slurm = FakeSlurm()
+    down = SlurmCommandError(("scontrol",), 1, "Connection refused", kind="controller_down")
+    slurm.break_at = {1: down}
+    with pytest.raises(ClusterError) as caught:
+        make_world(slurm)
+    assert caught.value.in_short == "Slurm does not answer (Connection refused)"
 
 
 def test_the_reservation_is_made_repaired_adopted_and_opened_to_owners(world: World) -> None:
