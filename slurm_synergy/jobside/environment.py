@@ -200,15 +200,19 @@ def training_defaults(
     return missing
 
 
-def checkpoint_dir(env: Mapping[str, str], cwd: str) -> str:
-    """Where this job's checkpoints go: keyed by job and array task, the same after a requeue."""
+def checkpoint_dir(env: Mapping[str, str], cwd: str, *, command: int = 1) -> str:
+    """Where this job's checkpoints go: keyed by job and array task, the same after a requeue.
+
+    ``command`` counts the different commands of a script from 1; they must not share one place.
+    """
     given = env.get("SYNERGY_CHECKPOINT_DIR")
     if given:
         return given
     root = env.get("SYNERGY_CHECKPOINT_ROOT") or env.get("SLURM_SUBMIT_DIR") or cwd
     array, index = env.get("SLURM_ARRAY_JOB_ID"), env.get("SLURM_ARRAY_TASK_ID")
     job = env.get("SLURM_JOB_ID") or "local"
-    return f"{root}/synergy-checkpoints/{f'{array}_{index}' if array and index else job}"
+    name = f"{array}_{index}" if array and index else job
+    return f"{root}/synergy-checkpoints/{name}{f'.{command}' if command > 1 else ''}"
 
 
 def endpoint_from(env: Mapping[str, str], file_text: str, file_name: str) -> str:

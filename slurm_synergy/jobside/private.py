@@ -1,4 +1,7 @@
-"""A task's private directory on node-local storage, and removal of those that nobody uses any more.
+"""What the wrapper and the launcher keep on node-local storage.
+
+A task's private directory, with removal of those that nobody uses any more, and the order of the
+commands of one script.
 
 A launcher that is killed cannot remove its directory; the next one of the same user on the node
 does. Each live launcher holds a lock on its own, which ends with the process however that ends.
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import secrets
 import shutil
@@ -19,10 +23,57 @@ from pathlib import Path
 from slurm_synergy.errors import LeaseError
 from slurm_synergy.jobside.environment import Task
 
-__all__ = ["PrivateDir"]
+__all__ = ["PrivateDir", "command_number"]
 
 # A directory is made first and locked then: leave others' the time for that.
 _YOUNG_S = 60.0
+
+
+# Fixed, because a script may change TMPDIR between two commands.
+_ORDER_PLACE = Path("/tmp")
+# Nothing tells the last command of a script: what nobody has touched for so long is removed.
+_FORGOTTEN_S = 60 * 86_400.0
+
+
+def command_number(env: Mapping[str, str], command: str) -> int:
+    """Which of the different commands of this run of the script ``command`` is, counted from 1.
+
+    By the order of their first start, so that a requeued script gets the same numbers although
+    ports or host names in its commands differ; the same command again, as in a loop that retries,
+    keeps its number. 1 outside a batch script, and where the order cannot be kept.
+    """
+    if env.get("ENVIRONMENT") != "BATCH":
+        return 1
+    run = f"{env.get('SLURM_JOB_ID', '')}-{env.get('SLURM_RESTART_COUNT') or 0}"
+    path = _ORDER_PLACE / f"synergy-{os.getuid()}-{run}.commands"
+    line = hashlib.sha256(command.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, 0o600)
+        os.utime(fd)
+    except OSError:
+        return 1
+    _sweep_orders(f"synergy-{os.getuid()}-*.commands")
+    with os.fdopen(fd, "r+", encoding="ascii", errors="replace") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
+            return 1
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            known = file.read().split()
+            if line not in known:
+                file.write(f"{line}\n")
+                known.append(line)
+        except OSError:
+            return 1
+    return known.index(line) + 1
+
+
+def _sweep_orders(pattern: str) -> None:
+    for path in _ORDER_PLACE.glob(pattern):
+        with contextlib.suppress(OSError):
+            if time.time() - path.lstat().st_mtime > _FORGOTTEN_S:
+                path.unlink()
 
 
 class PrivateDir:

@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
+import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_synergy.errors import LeaseError
 from slurm_synergy.jobside import environment, process
 from slurm_synergy.jobside.environment import ENDPOINT_FILE, LEASE_STOP_EXIT
+from slurm_synergy.jobside.private import command_number
 
 __all__ = ["Invocation", "main", "parse", "srun_options"]
 
 _REQUEUE_WAIT_S = 120.0
 _MAX_RERUNS = 3
+_LOOK_AGAIN_S = 10.0
+_SLURM_TIMEOUT_S = 60.0
 _USAGE = 2
 
 _HELP = """\
@@ -42,7 +47,8 @@ environment:
                             /etc/slurm-synergy/endpoint); without one the command just runs
   SYNERGY_CHECKPOINT_DIR    checkpoints of this job (default: the hint ckpt_dir, or
                             synergy-checkpoints/JOBID in SYNERGY_CHECKPOINT_ROOT or in the
-                            directory of the submission)
+                            directory of the submission; JOBID.2, JOBID.3, ... for further
+                            commands of one script)
   SYNERGY_STOP_SIGNAL       signal that makes your program save and exit, for programs without our
                             data loader, e.g. USR1; without it they are sent TERM
   SYNERGY_REQUEUE_WAIT_S    how long to wait for the requeue after a stop (default 120)
@@ -281,10 +287,34 @@ def _in_job(invocation: Invocation, env: dict[str, str]) -> int:
 
         sys.stdout.write(f"env {' '.join(f'-u {name}' for name in stale)} {shlex.join(argv)}\n")
         return 0
-    return process.exit_like(_run_until_done(argv, env))
+    _separate_checkpoints(invocation, env)
+    own_input = {"input", "i"}.isdisjoint(invocation.given)
+    rewind = _input_rewinder() if own_input else lambda: True
+    return process.exit_like(_run_until_done(argv, env, rewind))
 
 
-def _run_until_done(argv: Sequence[str], env: Mapping[str, str]) -> int:
+def _separate_checkpoints(invocation: Invocation, env: dict[str, str]) -> None:
+    """Give the further commands of a script places of their own: one must not load another's."""
+    cwd = env.get("PWD", "")
+    number = command_number(env, "\0".join((cwd, *invocation.options, *invocation.command)))
+    if number > 1 and not env.get("SYNERGY_CHECKPOINT_DIR"):
+        env["SYNERGY_CHECKPOINT_DIR"] = environment.checkpoint_dir(env, cwd, command=number)
+
+
+def _input_rewinder() -> Callable[[], bool]:
+    """A function that makes our input readable anew from here; it is False where none can."""
+    try:
+        kind = os.fstat(0).st_mode
+        begin = os.lseek(0, 0, os.SEEK_CUR) if stat.S_ISREG(kind) else 0
+    except OSError:
+        return lambda: True  # closed: nothing to read
+    if stat.S_ISREG(kind):
+        return lambda: os.lseek(0, begin, os.SEEK_SET) == begin
+    # A terminal or /dev/null; srun has read a pipe, as of a here-document, to its end.
+    return lambda: stat.S_ISCHR(kind)
+
+
+def _run_until_done(argv: Sequence[str], env: Mapping[str, str], rewind: Callable[[], bool]) -> int:
     wait_s = _requeue_wait_s(env)
     mask = process.block_signals()
     reruns = 0
@@ -299,8 +329,42 @@ def _run_until_done(argv: Sequence[str], env: Mapping[str, str]) -> int:
         # Returning now would let the batch script go on and complete the job, losing its rest.
         if _requeued_within(wait_s) or reruns == _MAX_RERUNS:
             return code
+        if _requeued_before(lambda: _obstacle(env, rewind)):
+            return code
         reruns += 1
         _say(f"stopped, but not requeued within {wait_s:g} s: continuing here from the checkpoint")
+
+
+def _obstacle(env: Mapping[str, str], rewind: Callable[[], bool]) -> str:
+    """Why the command cannot run again in place now; empty when it can."""
+    if not rewind():
+        return "its input is a pipe, which cannot be read again"
+    try:
+        done = subprocess.run(
+            ["scontrol", "-o", "show", "job", env.get("SLURM_JOB_ID", "")],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_SLURM_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "Slurm does not answer"
+    except OSError:
+        return ""  # no scontrol to ask: srun will tell
+    return "Slurm does not answer" if done.returncode else ""
+
+
+def _requeued_before(obstacle: Callable[[], str]) -> bool:
+    """Wait until nothing is in the way of running again; True when the requeue comes first."""
+    said = ""
+    while why := obstacle():
+        if why != said:
+            _say(f"stopped, not requeued, and {why}: waiting on for the requeue")
+            said = why
+        if _requeued_within(_LOOK_AGAIN_S):
+            return True
+    return False
 
 
 def _requeue_wait_s(env: Mapping[str, str]) -> float:

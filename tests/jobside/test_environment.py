@@ -219,6 +219,8 @@ def test_one_task_alone_needs_no_meeting_point() -> None:
 
 def test_checkpoints_are_kept_by_job_and_array_index() -> None:
     assert checkpoint_dir({"SLURM_JOB_ID": "7"}, "/w") == "/w/synergy-checkpoints/7"
+    second = checkpoint_dir({"SLURM_JOB_ID": "7"}, "/w", command=2)
+    assert second == "/w/synergy-checkpoints/7.2"
     array = {
         "SLURM_JOB_ID": "9",
         "SLURM_ARRAY_JOB_ID": "7",

@@ -12,7 +12,7 @@ import pytest
 from slurm_synergy.errors import LeaseError
 from slurm_synergy.jobside import private
 from slurm_synergy.jobside.environment import task_from
-from slurm_synergy.jobside.private import PrivateDir
+from slurm_synergy.jobside.private import PrivateDir, command_number
 
 TASK = task_from({})
 
@@ -70,3 +70,42 @@ def test_no_place_at_all_is_told_with_the_remedy(
     with pytest.raises(LeaseError, match="no locks here; set TMPDIR to a writable one"):
         PrivateDir({"TMPDIR": str(tmp_path)}, TASK)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_commands_of_a_script_are_numbered_by_their_first_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private, "_ORDER_PLACE", tmp_path)
+    run = {"ENVIRONMENT": "BATCH", "SLURM_JOB_ID": "7"}
+    assert [command_number(run, one) for one in ("a", "b", "a", "c", "b")] == [1, 2, 1, 3, 2]
+    again = {**run, "SLURM_RESTART_COUNT": "1"}
+    assert [command_number(again, one) for one in ("a --port 2", "b")] == [1, 2]
+    (own, _) = sorted(tmp_path.iterdir())
+    assert stat.S_IMODE(own.stat().st_mode) == 0o600
+    # Typed by hand each command is for itself.
+    assert command_number({"SLURM_JOB_ID": "7"}, "b") == 1
+
+
+def test_where_the_order_cannot_be_kept_there_is_one_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private, "_ORDER_PLACE", tmp_path)
+    run = {"ENVIRONMENT": "BATCH", "SLURM_JOB_ID": "7"}
+    target = tmp_path / "target"
+    target.write_text("0\n")
+    (tmp_path / f"synergy-{os.getuid()}-7-0.commands").symlink_to(target)
+    assert command_number(run, "a") == command_number(run, "b") == 1
+    assert target.read_text() == "0\n"
+    monkeypatch.setattr(private, "_ORDER_PLACE", tmp_path / "none")
+    assert command_number(run, "b") == 1
+
+
+def test_orders_that_nobody_touches_any_more_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private, "_ORDER_PLACE", tmp_path)
+    command_number({"ENVIRONMENT": "BATCH", "SLURM_JOB_ID": "7"}, "a")
+    (old,) = tmp_path.iterdir()
+    os.utime(old, (1.0, 1.0))
+    command_number({"ENVIRONMENT": "BATCH", "SLURM_JOB_ID": "8"}, "a")
+    assert [path.name for path in tmp_path.iterdir()] == [f"synergy-{os.getuid()}-8-0.commands"]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -147,3 +151,142 @@ def test_the_stub_works_from_anywhere_and_past_modules_of_the_same_name(tmp_path
     )
     # The stub runs in the user's environment; only the module path of its start is its own.
     assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
+
+
+# A step that is stopped by its lease at first, and ends well when it is run again.
+STOPPED_ONCE_SRUN = """#!/bin/sh
+echo run >> runs
+cat >> input
+[ -e stopped ] && exit 0
+touch stopped
+exit 85
+"""
+
+
+@pytest.fixture
+def stopped_once(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts the wrapper in a job whose first step is stopped and never requeued."""
+    for name, text in (
+        ("srun", STOPPED_ONCE_SRUN),
+        ("scontrol", "#!/bin/sh\n[ ! -e slurmctld-is-down ]\n"),
+    ):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    env = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "SYNERGY_ENDPOINT": "127.0.0.1:1",
+        "SYNERGY_REQUEUE_WAIT_S": "0.2",
+        "SYNERGY_PYTHON": sys.executable,
+    }
+
+    started: list[subprocess.Popen[str]] = []
+
+    def start(stdin: int | IO[bytes] | IO[str], *options: str) -> subprocess.Popen[str]:
+        argv = [str(ROOT / "wrapper" / "synergy-srun"), *options, "python", "-"]
+        started.append(
+            subprocess.Popen(
+                argv, stdin=stdin, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path
+            )
+        )
+        return started[-1]
+
+    yield start
+    for wrapper in started:
+        wrapper.kill()
+        wrapper.communicate()
+
+
+def _said(process: subprocess.Popen[str], text: str) -> bool:
+    assert process.stderr is not None
+    return any(text in line for line in process.stderr)
+
+
+def _runs(tmp_path: Path) -> int:
+    return (tmp_path / "runs").read_text().count("run")
+
+
+def test_a_program_from_a_pipe_is_not_run_again_without_its_text(
+    stopped_once: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    wrapper = stopped_once(subprocess.PIPE)
+    assert wrapper.stdin is not None
+    wrapper.stdin.write("print(1)\n")
+    wrapper.stdin.close()
+    wrapper.stdin = None
+    assert _said(wrapper, "cannot be read again: waiting on for the requeue")
+    time.sleep(0.5)
+    # An empty program would end well, and Slurm would book the job as completed.
+    assert wrapper.poll() is None
+    wrapper.send_signal(signal.SIGTERM)
+    assert wrapper.wait(10) == 85
+    assert _runs(tmp_path) == 1
+
+
+def test_a_program_from_a_file_is_read_again_from_where_it_began(
+    stopped_once: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("before\nprogram\n")
+    with (tmp_path / "file").open("rb", buffering=0) as file:
+        file.read(len("before\n"))
+        wrapper = stopped_once(file)
+        assert _said(wrapper, "continuing here")
+        assert wrapper.wait(10) == 0
+    assert (tmp_path / "input").read_text() == "program\n" * 2
+
+
+@pytest.mark.parametrize("options", [("-i", "none"), ("--input=none",)])
+def test_input_that_srun_was_told_not_to_take_is_not_in_the_way(
+    stopped_once: Callable[..., subprocess.Popen[str]], options: tuple[str, ...]
+) -> None:
+    wrapper = stopped_once(subprocess.PIPE, *options)
+    wrapper.communicate(timeout=10)
+    assert wrapper.returncode == 0
+
+
+def test_while_slurm_does_not_answer_a_stopped_command_waits(
+    stopped_once: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "slurmctld-is-down").touch()
+    wrapper = stopped_once(subprocess.DEVNULL)
+    assert _said(wrapper, "Slurm does not answer: waiting on for the requeue")
+    assert (wrapper.poll(), _runs(tmp_path)) == (None, 1)
+    (tmp_path / "slurmctld-is-down").unlink()
+    assert _said(wrapper, "continuing here")
+    assert wrapper.wait(15) == 0
+    assert _runs(tmp_path) == 2
+
+
+def test_different_commands_of_a_script_have_checkpoints_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "srun").write_text('#!/bin/sh\necho "${SYNERGY_CHECKPOINT_DIR:-default}"\n')
+    (tmp_path / "srun").chmod(0o755)
+    job = f"77{os.getpid()}"
+    env = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "ENVIRONMENT": "BATCH",
+        "SLURM_JOB_ID": job,
+        "SLURM_SUBMIT_DIR": "/w",
+        "SYNERGY_PYTHON": sys.executable,
+        "W": str(ROOT / "wrapper" / "synergy-srun"),
+    }
+    script = (
+        "$W one; $W two 2; $W one; SYNERGY_CHECKPOINT_DIR=/mine $W two 3; $W --synergy-dry-run x"
+    )
+    try:
+        done = subprocess.run(
+            ["sh", "-c", script], env=env, cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        again = subprocess.run(
+            ["sh", "-c", "$W one; $W two 4"],
+            env={**env, "SLURM_RESTART_COUNT": "1"},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    finally:
+        for path in Path("/tmp").glob(f"synergy-{os.getuid()}-{job}-*.commands"):
+            path.unlink()
+    second = f"/w/synergy-checkpoints/{job}.2"
+    assert done.stdout.splitlines()[:4] == ["default", second, "default", "/mine"]
+    assert again.stdout.splitlines() == ["default", second]
