@@ -188,7 +188,8 @@ class SchedulingSettings(_Section):
     )
     retry_backoff_s: Seconds = Field(
         default=30.0,
-        description="How long a job whose start failed is not planned again, in seconds.",
+        description="How long a job whose start failed is not planned again, in seconds; doubled "
+        "with each further failure, up to an hour.",
     )
     dry_run: Flag = Field(
         default=False, description="Decide and say what would be done, but change nothing in Slurm."

@@ -25,6 +25,9 @@ __all__ = ["Attempt", "Described", "Follower", "LeaseKeeper", "ends", "holds_now
 
 _LOG = logging.getLogger(__name__)
 
+_LONGEST_BACKOFF_S = 3600.0
+_LAUNCH_FAILED = "launch_failed_requeued_held"
+
 
 class LeaseKeeper(LeasePort, Protocol):
     """The keeper of leases as a live cluster uses it."""
@@ -52,6 +55,15 @@ class Attempt:
 
     since_s: float
     restarts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Refusal:
+    """A start that failed: why, and until when (and how long) the job is not planned."""
+
+    until_s: float
+    wait_s: float
+    text: str
 
 
 def holds_now(facts: JobFacts) -> bool:
@@ -85,7 +97,7 @@ class Follower:
         self._describe, self._forget = describe, forget
         self._start_deadline_s, self._retry_backoff_s = start_deadline_s, retry_backoff_s
         self._attempts: dict[int, Attempt] = {}
-        self._refused: dict[int, tuple[float, str]] = {}
+        self._refused: dict[int, _Refusal] = {}
         self._confirmed: dict[int, int] = {}
         self._complained: set[tuple[int, str]] = set()
 
@@ -95,17 +107,24 @@ class Follower:
         self._confirmed.pop(facts.job_id, None)
 
     def refused(self, job_id: int, text: str, now_s: float) -> Reason:
-        """A start failed: the job is not planned again for a while."""
-        self._refused[job_id] = (now_s + self._retry_backoff_s, text)
+        """A start failed: the job is not planned again for a while, each time for twice as long.
+
+        A job that can never start would otherwise keep GPUs from others, or even stop running
+        jobs for its sake, again and again.
+        """
+        before = self._refused.get(job_id)
+        wait_s = self._retry_backoff_s
+        if before is not None:
+            wait_s = max(wait_s, min(2 * before.wait_s, _LONGEST_BACKOFF_S))
+        self._refused[job_id] = _Refusal(until_s=now_s + wait_s, wait_s=wait_s, text=text)
         return Reason(code=ReasonCode.START_REFUSED, text=text)
 
     def refusal(self, job_id: int, now_s: float) -> Reason | None:
         """Why the job is not to be planned now, if its last start failed recently."""
-        until_s, text = self._refused.get(job_id, (0.0, ""))
-        if now_s >= until_s:
-            self._refused.pop(job_id, None)
+        last = self._refused.get(job_id)
+        if last is None or now_s >= last.until_s:
             return None
-        return Reason(code=ReasonCode.START_REFUSED, text=text)
+        return Reason(code=ReasonCode.START_REFUSED, text=last.text)
 
     def follow(
         self, jobs: Mapping[int, JobFacts], records: Mapping[int, Record], now_s: float
@@ -154,6 +173,11 @@ class Follower:
         job_id = facts.job_id
         if is_held(facts):
             # Requeued, or a start that was taken back: it holds nothing any more.
+            if facts.reason == _LAUNCH_FAILED:
+                # Slurm drains the node for it: trying on at once would drain one after the other.
+                text = "its launch failed on a node; sinfo -R and the node's slurmd log tell why"
+                self.refused(job_id, text, now_s)
+                _LOG.warning("job %d: %s", job_id, text)
             self._leases.end(job_id)
             self._attempts.pop(job_id, None)
             return
@@ -173,13 +197,14 @@ class Follower:
             self._confirm(facts, lease)
         if stopping and self._leases.stop_state(facts.job_id) is not StopState.WAITING:
             _LOG.debug("job %d: requeued, held", facts.job_id)
+            # It has run: what failed before that does not count any more.
+            self._refused.pop(facts.job_id, None)
             self._client.requeue_hold(facts.job_id)
 
     def _confirm(self, facts: JobFacts, lease: Lease) -> None:
         """The job runs: make every requeue land held, and compare with what was planned."""
         job_id, real = facts.job_id, dict(allocated(facts))
         self._attempts.pop(job_id, None)
-        self._refused.pop(job_id, None)
         if facts.held is not Hold.ADMIN:
             self._client.hold_running(job_id)
         planned = {node: lease.granted.get(node, share) for node, share in lease.placement.shares}

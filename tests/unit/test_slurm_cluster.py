@@ -15,7 +15,7 @@ import pytest
 from fake_slurm import Crash, FakeSlurm
 from manual_clock import ManualClock
 
-from slurm_synergy.cluster import ObservedJob
+from slurm_synergy.cluster import ObservedJob, Start
 from slurm_synergy.config import Settings
 from slurm_synergy.controller.leases import LeaseBook
 from slurm_synergy.controller.ledger import Ledger
@@ -308,6 +308,57 @@ def test_a_start_that_slurm_refuses_is_told_and_tried_again_later(world: World) 
     world.clock.advance(6.0)
     world.step()
     assert world.slurm.jobs[job_id].running
+
+
+def test_a_job_whose_starts_keep_failing_is_tried_less_and_less_often(world: World) -> None:
+    job_id = world.slurm.submit()
+    broken = SlurmCommandError(("scontrol",), 1, "Access denied to requested reservation")
+    tried_s: list[float] = []
+    for _ in range(100):
+        calls = len(world.slurm.calls)
+        world.slurm.break_at = {calls + n: broken for n in range(1, 4)}
+        now_s = world.clock.now_s()
+        tried_s += [now_s for one in world.round().outcomes if isinstance(one.action, Start)]
+        world.slurm.break_at = {}
+        world.clock.advance(1.0)
+    gaps = [after - before for before, after in itertools.pairwise(tried_s)]
+    assert gaps == [5.0, 10.0, 20.0, 40.0]
+    world.clock.advance(100.0)
+    world.step()
+    assert world.slurm.jobs[job_id].running
+
+
+def test_a_job_whose_launch_fails_does_not_drain_node_after_node(world: World) -> None:
+    job_id = world.slurm.submit()
+    tried_s: list[float] = []
+    for restarts in range(1, 41):
+        now_s = world.clock.now_s()
+        world.round()
+        world.slurm.schedule()
+        world.clock.advance(1.0)
+        world.cluster.tick()
+        if world.slurm.jobs[job_id].running:
+            tried_s.append(now_s)
+            world.slurm.change(
+                job_id,
+                state=JobState.PENDING,
+                reason="launch_failed_requeued_held",
+                held=Hold.USER,
+                priority=0,
+                restarts=restarts,
+                allocation=(),
+                node_list=(),
+            )
+            world.cluster.tick()
+            blocked = world.seen(job_id).blocked
+            assert blocked is not None
+            assert blocked.code is ReasonCode.START_REFUSED
+            assert "launch failed" in blocked.text
+    gaps = [after - before for before, after in itertools.pairwise(tried_s)]
+    assert gaps == [6.0, 11.0, 21.0]
+    world.round()
+    assert world.slurm.jobs[job_id].held is Hold.ADMIN
+    assert world.book.job_ids() == ()
 
 
 def test_a_job_that_does_not_start_in_time_is_held_again(world: World) -> None:
