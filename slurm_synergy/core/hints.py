@@ -19,6 +19,8 @@ from slurm_synergy.errors import HintError
 __all__ = ["HINT_EXAMPLES", "Hints", "format_hints", "parse_hints", "replace_hints"]
 
 _PREFIX = "synergy:"
+# What Lua's %s is: to str.split() other characters are blanks too, such as U+00A0.
+_WORD = re.compile(r"[^ \t\n\v\f\r]+")
 _LIST_EXAMPLE = "--comment=synergy:profile=resnet18-imagenet,min_mem=20G"
 _MIB_PER_UNIT = {"M": 1, "G": 1024, "T": 1024 * 1024}
 
@@ -140,7 +142,7 @@ _KEYS: Mapping[str, _Key] = MappingProxyType(
         "scale_unit": _number("scale_unit", "scale_unit=2"),
         "ckpt_dir": _Key(
             field="ckpt_dir",
-            parse=_matching(r"/[^,\s]+"),
+            parse=_matching(r"/[^,]+"),
             show=str,
             example="ckpt_dir=/scratch/me/run1",
         ),
@@ -160,7 +162,7 @@ def parse_hints(comment: str) -> Hints:
     Raises HintError, naming key, value and a valid example, for an unknown, repeated or malformed
     hint, and for two ``synergy:`` words.
     """
-    tokens = [word for word in comment.split() if word.lower().startswith(_PREFIX)]
+    tokens = [word for word in _WORD.findall(comment) if word.lower().startswith(_PREFIX)]
     for token in tokens:
         if not token.startswith(_PREFIX):
             prefix, list_ = token[: len(_PREFIX)], token[len(_PREFIX) :]
@@ -220,6 +222,6 @@ def format_hints(hints: Hints) -> str:
 
 def replace_hints(comment: str, hints: Hints) -> str:
     """``comment`` with its ``synergy:`` words replaced by ``hints``; the user's words stay."""
-    words = [word for word in comment.split() if not word.startswith(_PREFIX)]
+    words = [word for word in _WORD.findall(comment) if not word.startswith(_PREFIX)]
     token = format_hints(hints)
     return " ".join([*words, token] if token else words)

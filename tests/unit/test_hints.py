@@ -153,3 +153,11 @@ def test_replacing_hints_keeps_the_users_words(hints: Hints, words: list[str]) -
 
 def test_every_field_has_a_hint() -> None:
     assert len(fields(Hints)) == len(HINT_EXAMPLES)
+
+
+@pytest.mark.parametrize("blank", ["\u00a0", "\u3000", "\x1c", "\x85"])
+def test_only_what_lua_takes_for_a_blank_ends_a_word(blank: str) -> None:
+    # job_submit.lua has let these pass; refusing them later would keep the job waiting for ever.
+    assert parse_hints(f"mine{blank}synergy:bogus=1") == Hints()
+    assert parse_hints(f"synergy:ckpt_dir=/a{blank}b").ckpt_dir == f"/a{blank}b"
+    assert parse_hints("mine\vsynergy:epochs=2").epochs == 2
