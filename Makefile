@@ -23,7 +23,7 @@ check: venv ## Formatting, lint, types, import contracts
 	@$(BIN)/lint-imports --no-logo
 
 unit: venv ## The tests that need no Slurm
-	@$(BIN)/python -m pytest tests/unit tests/properties
+	@$(BIN)/python -m pytest tests/unit tests/properties tests/simulator
 
 slurm-tests: slurm venv ## The tests on the embedded cluster
 	@$(BIN)/python -m pytest tests/slurm tests/jobside

@@ -30,4 +30,4 @@ if [ ! -x "$venv/bin/pip" ]; then
 fi
 echo "Installing slurm-synergy with its extras into $venv (a few minutes the first time)"
 "$venv/bin/pip" install -q --disable-pip-version-check -c constraints.txt \
-    -e '.[controller,torch,examples,test]'
+    -e '.[controller,solver,torch,examples,test]'

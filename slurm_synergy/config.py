@@ -166,9 +166,11 @@ class PoolSettings(_Section):
 class SchedulingSettings(_Section):
     """Rounds: who runs, where, and how often that is decided."""
 
-    policy: Name = Field(default="srtf", description="Who runs: fifo or srtf.")
+    policy: Name = Field(default="srtf", description="Who runs: fifo, srtf, las or ftf.")
     mechanism: Name = Field(
-        default="tune", description="Where, and with how much CPU and memory: proportional or tune."
+        default="tune",
+        description="Where, and with how much CPU and memory: proportional or tune "
+        "(greedy, drf, tetris and opt are baselines to compare with).",
     )
     round_s: Seconds = Field(default=300.0, description="Time between periodic rounds, in seconds.")
     poll_s: Seconds = Field(

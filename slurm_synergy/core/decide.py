@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Protocol
 
 from slurm_synergy.core.model import (
@@ -39,7 +41,11 @@ class Policy(Protocol):
 
 
 class Mechanism(Protocol):
-    """Says where, and with how much CPU and memory. Keeps nothing between rounds."""
+    """Says where, and with how much CPU and memory. Keeps nothing between rounds.
+
+    It places every job that the policy granted (promise P2). A baseline that leaves jobs out says
+    so by an attribute ``may_skip`` that is true; such a job waits with the mechanism's reason.
+    """
 
     @property
     def name(self) -> str:
@@ -53,8 +59,9 @@ class Mechanism(Protocol):
 
 def decide(snapshot: Snapshot, policy: Policy, mechanism: Mechanism) -> Plan:
     """The plan of this round: the same for the same snapshot, whoever asks and when."""
-    decision = policy.choose(snapshot)
-    layout = mechanism.place(snapshot, decision)
+    with _uncollected():
+        decision = policy.choose(snapshot)
+        layout = mechanism.place(snapshot, decision)
     waiting = {**decision.waiting, **layout.unplaced}
     return Plan(
         round=snapshot.round,
@@ -62,7 +69,24 @@ def decide(snapshot: Snapshot, policy: Policy, mechanism: Mechanism) -> Plan:
         mechanism=mechanism.name,
         placements=tuple(sorted(layout.placements, key=lambda one: one.job_id)),
         waiting={job_id: waiting[job_id] for job_id in sorted(waiting)},
+        solver=layout.solver,
     )
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No search for cyclic garbage meanwhile.
+
+    A decision for thousands of nodes makes a hundred thousand values and hardly any cycle; looking
+    for some again and again takes a third of its time.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def check_plan(snapshot: Snapshot, plan: Plan) -> None:

@@ -32,6 +32,7 @@ __all__ = [
     "ProfileOrigin",
     "Reason",
     "ReasonCode",
+    "SensitivityTable",
     "Snapshot",
 ]
 
@@ -81,6 +82,7 @@ class ReasonCode(Enum):
     NO_GPUS = "no_gpus"  # the policy gave the GPUs to jobs ahead in its order
     FRAGMENTED = "fragmented"  # enough GPUs, but not in the shape the job asked for
     NO_MEMORY = "no_memory"  # its minimum memory does not fit beside the others
+    DEMAND_TAKEN = "demand_taken"  # a mechanism that gives whole demands or nothing: not free
     NEVER_FITS = "never_fits"  # no node of the pool can hold it even when empty
     GPUS_BUSY = "gpus_busy"  # placed, but the GPUs are still being freed
     START_REFUSED = "start_refused"  # Slurm did not start it; will be planned again
@@ -228,11 +230,38 @@ class PipelineModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SensitivityTable:
+    """Synergy's matrix W[c, m], for jobs of which only a published table is known (section 3.1).
+
+    ``rates[c][m]`` are samples/s of one GPU with ``cpus_per_gpu[c]`` cores and
+    ``mem_mib_per_gpu[m]`` MiB; both axes ascending, rates non-decreasing along both. Between
+    core counts the rate is linear, below the first proportional; memory counts by whole columns,
+    and below the first column nothing runs.
+    """
+
+    cpus_per_gpu: tuple[int, ...]
+    mem_mib_per_gpu: tuple[int, ...]
+    rates: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        for axis in (self.cpus_per_gpu, self.mem_mib_per_gpu):
+            if not axis or axis[0] < 1 or list(axis) != sorted(set(axis)):
+                raise ModelError(f"the axes of a table must ascend from 1 or more: {axis}")
+        rows, width = len(self.cpus_per_gpu), len(self.mem_mib_per_gpu)
+        if len(self.rates) != rows or any(len(row) != width for row in self.rates):
+            raise ModelError(f"a table needs {rows} rows of {width} rates")
+        for line in (*self.rates, *zip(*self.rates, strict=True)):
+            if line[0] <= 0 or list(line) != sorted(line):
+                raise ModelError(f"rates must be positive and non-decreasing: {line}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """What we believe about a job's speed.
 
-    ``gpu_rate_per_gpu`` maps a GPU type to samples/s per GPU when data is always ready. An empty
-    map or ``pipeline`` None means unknown: such a job gets its proportional share.
+    ``gpu_rate_per_gpu`` maps a GPU type to samples/s per GPU when data is always ready. How fast
+    data gets ready says either ``pipeline`` or ``table``. With neither, or for a GPU type that is
+    not in the map, the speed is unknown: such a job gets its proportional share.
     ``restart_s`` is what stopping and starting again costs.
     """
 
@@ -242,10 +271,13 @@ class Profile:
     origin: ProfileOrigin = ProfileOrigin.DEFAULT
     sample_count: int = 0
     restart_s: float = 30.0
+    table: SensitivityTable | None = None
 
     def __post_init__(self) -> None:
         if any(rate <= 0 for rate in self.gpu_rate_per_gpu.values()):
             raise ModelError(f"profile {self.key!r}: GPU rates must be positive")
+        if self.pipeline is not None and self.table is not None:
+            raise ModelError(f"profile {self.key!r}: has both a pipeline model and a table")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,8 +365,17 @@ class JobStatus:
             )
 
 
+class _Lookup:
+    """What is derived from a snapshot when first asked for; no part of its value."""
+
+    __slots__ = ("_by_name", "_derived", "_usable")
+    _by_name: dict[str, Node]
+    _derived: dict[type, object]
+    _usable: frozenset[str]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class Snapshot(_Lookup):
     """Everything that a decision may depend on. Nodes by name, jobs by id, both ascending."""
 
     round: int
@@ -353,12 +394,36 @@ class Snapshot:
         if ids != sorted(set(ids)):
             raise ModelError(f"snapshot jobs must be distinct and sorted by id: {ids}")
 
+    @property
+    def usable(self) -> frozenset[str]:
+        """Names of the nodes on which something may be started this round."""
+        try:
+            return self._usable
+        except AttributeError:
+            found = frozenset(node.name for node in self.nodes if node.capacity.gpus > 0)
+            object.__setattr__(self, "_usable", found)
+            return found
+
+    @property
+    def derived(self) -> dict[type, object]:
+        """What functions of this snapshot alone have computed, by the type of their result."""
+        try:
+            return self._derived
+        except AttributeError:
+            found: dict[type, object] = {}
+            object.__setattr__(self, "_derived", found)
+            return found
+
     def node(self, name: str) -> Node:
         """The node called ``name``; raises ModelError when it is not in the pool."""
-        for node in self.nodes:
-            if node.name == name:
-                return node
-        raise ModelError(f"node {name!r} is not in the snapshot")
+        try:
+            by_name = self._by_name
+        except AttributeError:
+            by_name = {node.name: node for node in self.nodes}
+            object.__setattr__(self, "_by_name", by_name)
+        if name not in by_name:
+            raise ModelError(f"node {name!r} is not in the snapshot")
+        return by_name[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,10 +444,14 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The mechanism's word: placements, and grants that could not be placed with the reason."""
+    """The mechanism's word: placements, and grants that could not be placed with the reason.
+
+    ``solver`` is as in ``Plan``.
+    """
 
     placements: tuple[Placement, ...]
     unplaced: Mapping[int, Reason] = field(default_factory=dict)
+    solver: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -390,7 +459,7 @@ class Plan:
     """What shall be true after this round. ``placements`` sorted by job id.
 
     ``solver`` is the report of an optimising policy or mechanism (status, gap, milliseconds),
-    empty for the others.
+    empty for the others. It tells how the plan came about and is no part of its value.
     """
 
     round: int
@@ -398,7 +467,7 @@ class Plan:
     mechanism: str
     placements: tuple[Placement, ...]
     waiting: Mapping[int, Reason] = field(default_factory=dict)
-    solver: Mapping[str, object] = field(default_factory=dict)
+    solver: Mapping[str, object] = field(default_factory=dict, compare=False)
 
     def placement(self, job_id: int) -> Placement | None:
         """The placement of ``job_id``, or None when it waits."""

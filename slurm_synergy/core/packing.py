@@ -8,238 +8,155 @@ the mechanism does with the rest. Policies ask whether a set packs, mechanisms w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from slurm_synergy.core.model import Configuration, JobStatus, Node, Placement, Snapshot
+from slurm_synergy.core.model import Configuration, JobStatus, Placement, Snapshot
 from slurm_synergy.core.pipeline import floor_share
-from slurm_synergy.core.resources import Resources
-from slurm_synergy.core.snapshot import held, is_frozen, is_pinned
+from slurm_synergy.core.room import GpuLayout, Need, Needs, Parts, Pool, Room, Shape
+from slurm_synergy.core.snapshot import held, keeps_all
 
-__all__ = [
-    "GpuLayout",
-    "Need",
-    "Packer",
-    "Request",
-    "Room",
-    "find_layout",
-    "layout_of",
-    "make_request",
-    "memoised",
-    "pack_gpus",
-]
-
-GpuLayout = tuple[str, tuple[tuple[str, int], ...]]
-"""A GPU type and (node, GPUs) pairs in rank order."""
-
-Need = Callable[[Node, int], Resources]
-"""What a job needs on a node for a number of its GPUs."""
+__all__ = ["Packer", "Request", "Requests", "layout_of", "pack_gpus", "parts_of"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Request:
-    """A job as the packer sees it.
+    """A job as the packer sees it. Made by ``Requests``; treated as a value.
 
-    ``nodes`` None means free to split. ``held`` is what the job holds and would like to keep;
-    ``pinned`` that it keeps it in any case, then ``shares`` is what it takes there.
+    ``need`` is its floor. ``held`` is what the job holds and would like to keep, ``held_parts``
+    what it takes there, ``may_stay`` whether that still is what it asks for; ``pinned`` that it
+    keeps its GPUs in any case, ``frozen`` that it keeps its cores and memory as well.
     """
 
     job_id: int
-    gpus: int
-    nodes: int | None
-    gpu_types: tuple[str, ...]
+    shape: Shape
     need: Need
     held: GpuLayout | None = None
+    held_parts: Parts
+    may_stay: bool = False
     pinned: bool = False
-    shares: tuple[tuple[str, Resources], ...] = ()
+    frozen: bool = False
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in total."""
+        return self.shape[0]
 
 
 def layout_of(placement: Placement) -> GpuLayout:
     """The GPU part of a placement, in rank order."""
-    return placement.gpu_type, tuple((name, share.gpus) for name, share in placement.shares)
+    return placement.gpu_type, tuple([(name, share.gpus) for name, share in placement.shares])
 
 
-def memoised(need: Need) -> Need:
-    """``need`` computed once per kind of node: it depends on GPU type and hardware only."""
-    known: dict[tuple[str, Resources, int], Resources] = {}
-
-    def remember(node: Node, gpus: int) -> Resources:
-        key = (node.gpu_type, node.total, gpus)
-        if key not in known:
-            known[key] = need(node, gpus)
-        return known[key]
-
-    return remember
-
-
-def make_request(
-    status: JobStatus, snapshot: Snapshot, configuration: Configuration | None = None
-) -> Request:
-    """The request of a job for ``configuration`` (as the user asked for it when None)."""
-    wanted = configuration or status.job.configuration
-    now = held(status)
-    pinned = is_pinned(status, snapshot)
-    types = (wanted.gpu_type,) if wanted.gpu_type else status.job.gpu_types
-    return Request(
-        job_id=status.job.job_id,
-        gpus=wanted.gpus,
-        nodes=wanted.nodes,
-        gpu_types=types,
-        need=memoised(lambda node, gpus: floor_share(status, node, gpus)),
-        held=layout_of(now) if now else None,
-        pinned=pinned,
-        shares=_pinned_shares(status, snapshot, now) if now and pinned else (),
-    )
-
-
-def _pinned_shares(
-    status: JobStatus, snapshot: Snapshot, now: Placement
-) -> tuple[tuple[str, Resources], ...]:
-    """What a pinned job cannot do without: all it holds when frozen, else its floor.
-
-    The floor is cut to what it holds: that fits where it is, and a floor that has grown since (a
-    better profile) must not make the pool look overfull.
-    """
-    if is_frozen(status, snapshot):
-        return now.shares
-    by_name = {node.name: node for node in snapshot.nodes}
-    return tuple(
-        (name, _smaller(floor_share(status, by_name[name], share.gpus), share))
-        for name, share in now.shares
-    )
-
-
-def _smaller(one: Resources, other: Resources) -> Resources:
-    return Resources(
-        gpus=other.gpus,
-        cpus=min(one.cpus, other.cpus),
-        mem_mib=min(one.mem_mib, other.mem_mib),
-    )
-
-
-class Room:
-    """What is free on each node while a plan is being made; may go below zero for pinned jobs."""
-
-    def __init__(self, nodes: Iterable[Node]) -> None:
-        self._free = {
-            node.name: (node.capacity.gpus, node.capacity.cpus, node.capacity.mem_mib)
-            for node in nodes
-        }
-
-    def copy(self) -> Room:
-        """An independent copy."""
-        other = Room(())
-        other._free = dict(self._free)
-        return other
-
-    def free(self, node: str) -> tuple[int, int, int]:
-        """Free GPUs, cores and MiB of ``node``; zero for a node that left the pool."""
-        return self._free.get(node, (0, 0, 0))
-
-    def fits(self, node: str, need: Resources) -> bool:
-        """Whether ``need`` is free on ``node``."""
-        gpus, cpus, mem_mib = self.free(node)
-        return need.gpus <= gpus and need.cpus <= cpus and need.mem_mib <= mem_mib
-
-    def take(self, shares: Iterable[tuple[str, Resources]]) -> None:
-        """Book ``shares``; what lies on nodes that left the pool is nobody's concern."""
-        for name, share in shares:
-            if name in self._free:
-                gpus, cpus, mem_mib = self._free[name]
-                self._free[name] = (
-                    gpus - share.gpus,
-                    cpus - share.cpus,
-                    mem_mib - share.mem_mib,
-                )
-
-    def give(self, shares: Iterable[tuple[str, Resources]]) -> None:
-        """Undo ``take``."""
-        for name, share in shares:
-            if name in self._free:
-                gpus, cpus, mem_mib = self._free[name]
-                self._free[name] = (
-                    gpus + share.gpus,
-                    cpus + share.cpus,
-                    mem_mib + share.mem_mib,
-                )
-
-
-def find_layout(
-    request: Request, nodes: Sequence[Node], room: Room, need: Need | None = None
-) -> GpuLayout | None:
-    """Best-fitting GPUs for ``request`` in ``room``; None when there are none.
-
-    One GPU type per job, the fewest nodes (exactly ``request.nodes`` when given), and among those
-    the nodes with the least left, by GPUs, then cores, then memory, then name. ``need`` replaces
-    the request's own.
-    """
-    wants = need or request.need
-    best: tuple[tuple[object, ...], GpuLayout] | None = None
-    for gpu_type in sorted({node.gpu_type for node in nodes}):
-        if request.gpu_types and gpu_type not in request.gpu_types:
-            continue
-        typed = [node for node in nodes if node.gpu_type == gpu_type]
-        if request.nodes is not None:
-            parts = _even(request.gpus, request.nodes, typed, room, wants)
-        else:
-            parts = _even(request.gpus, 1, typed, room, wants) or _split(
-                request.gpus, typed, room, wants
-            )
-        if parts:
-            score = (len(parts), sorted(room.free(name) for name, _ in parts), gpu_type)
-            if best is None or score < best[0]:
-                best = (score, (gpu_type, parts))
-    return best[1] if best else None
-
-
-def _even(
-    gpus: int, count: int, nodes: Sequence[Node], room: Room, need: Need
-) -> tuple[tuple[str, int], ...]:
-    """The ``count`` tightest nodes with ``gpus / count`` GPUs each; empty when there are fewer."""
-    each = gpus // count
-    fitting = [
-        node.name
-        for node in nodes
-        if room.free(node.name)[0] >= each and room.fits(node.name, need(node, each))
+def parts_of(pool: Pool, layout: GpuLayout, need: Need) -> Parts:
+    """What ``need`` takes on ``layout``; nodes that left the pool are nobody's concern."""
+    numbers, kinds = pool.number, pool.kind_of
+    return [
+        (numbers[name], need.at(kinds[numbers[name]], gpus))
+        for name, gpus in layout[1]
+        if name in numbers
     ]
-    if len(fitting) < count:
-        return ()
-    tightest = sorted(fitting, key=lambda name: (room.free(name), name))[:count]
-    return tuple((name, each) for name in sorted(tightest))
 
 
-def _split(gpus: int, nodes: Sequence[Node], room: Room, need: Need) -> tuple[tuple[str, int], ...]:
-    """Fewest nodes that jointly have ``gpus`` GPUs: the emptiest first, the last one best fit."""
-    usable = {node.name: most for node in nodes if (most := _most(node, gpus, room, need))}
-    by_name = {node.name: node for node in nodes}
-    emptiest = sorted(usable, key=lambda name: (-usable[name], room.free(name), name))
-    parts: list[tuple[str, int]] = []
-    rest = gpus
-    for name in emptiest:
-        if rest <= usable[name]:
-            last = [
-                other
-                for other in usable
-                if other not in dict(parts)
-                and usable[other] >= rest
-                and room.fits(other, need(by_name[other], rest))
-            ]
-            if last:
-                parts.append((min(last, key=lambda one: (room.free(one), one)), rest))
-                return tuple(sorted(parts))
-        take = min(usable[name], rest)
-        parts.append((name, take))
-        rest -= take
-        if not rest:
-            return tuple(sorted(parts))
-    return ()
+class Requests:
+    """The requests of one round's jobs, and how they pack.
+
+    All of it follows from the snapshot alone; policy and mechanism ask for the same, so it is kept
+    with the snapshot.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.pool = Pool(snapshot.nodes)
+        self._usable = snapshot.usable
+        self._floors = Needs(self.pool, floor_share)
+        self._made: dict[int, Request] = {}
+        self._packed: tuple[list[Request], Mapping[int, GpuLayout | None]] = ([], {})
+
+    @classmethod
+    def of_snapshot(cls, snapshot: Snapshot) -> Requests:
+        """The requests of ``snapshot``: the same object whenever asked."""
+        found = snapshot.derived.get(cls)
+        if not isinstance(found, cls):
+            found = snapshot.derived[cls] = cls(snapshot)
+        return found
+
+    def pack(self, requests: Sequence[Request]) -> Mapping[int, GpuLayout | None]:
+        """``pack_gpus`` of these requests, remembered until others are asked for."""
+        before, packed = self._packed
+        asked = list(requests)
+        if asked != before:
+            packed = pack_gpus(self.pool, asked)
+            self._packed = (asked, packed)
+        return packed
+
+    def floor(self, status: JobStatus) -> Need:
+        """What the job cannot do without (promises P1 and P7)."""
+        return self._floors.of(status)
+
+    def of(self, status: JobStatus, configuration: Configuration | None = None) -> Request:
+        """The request of a job for ``configuration`` (as the user asked for it when None)."""
+        job = status.job
+        shape = (job.gpus, job.nodes, job.gpu_types)
+        if configuration is not None:
+            only = configuration.gpu_type
+            types = (only,) if only else job.gpu_types
+            shape = (configuration.gpus, configuration.nodes, types)
+        made = self._made.get(job.job_id)
+        if made is None or made.shape != shape:
+            made = self._made[job.job_id] = self._make(status, shape)
+        return made
+
+    def _make(self, status: JobStatus, shape: Shape) -> Request:
+        need = self._floors.of(status)
+        job = status.job
+        now = held(status)
+        if now is None:
+            return Request(job_id=job.job_id, shape=shape, need=need, held_parts=[])
+        layout = layout_of(now)
+        frozen = keeps_all(status, now, self._usable)
+        pinned = frozen or not job.preemptible
+        parts = (
+            self._pinned_parts(need, now, frozen) if pinned else parts_of(self.pool, layout, need)
+        )
+        return Request(
+            job_id=job.job_id,
+            shape=shape,
+            need=need,
+            held=layout,
+            held_parts=parts,
+            may_stay=len(parts) == len(layout[1]) and _has_shape(shape, layout),
+            pinned=pinned,
+            frozen=frozen,
+        )
+
+    def _pinned_parts(self, need: Need, now: Placement, frozen: bool) -> Parts:
+        """What a pinned job cannot do without: all it holds when frozen, else its floor.
+
+        The floor is cut to what it holds: that fits where it is, and a floor that has grown since
+        (a better profile) must not make the pool look overfull.
+        """
+        parts: Parts = []
+        for name, share in now.shares:
+            number = self.pool.number.get(name)
+            if number is None:
+                continue
+            _, cpus, mem_mib = (
+                (0, share.cpus, share.mem_mib)
+                if frozen
+                else need.at(self.pool.kind_of[number], share.gpus)
+            )
+            least = (share.gpus, min(cpus, share.cpus), min(mem_mib, share.mem_mib))
+            parts.append((number, least))
+        return parts
 
 
-def _most(node: Node, gpus: int, room: Room, need: Need) -> int:
-    """Most GPUs, up to ``gpus``, that ``node`` can give with what they need."""
-    for count in range(min(gpus, room.free(node.name)[0]), 0, -1):
-        if room.fits(node.name, need(node, count)):
-            return count
-    return 0
+def _has_shape(shape: Shape, layout: GpuLayout) -> bool:
+    gpus, nodes, allowed = shape
+    gpu_type, parts = layout
+    if allowed and gpu_type not in allowed:
+        return False
+    if nodes is not None and len(parts) != nodes:
+        return False
+    return sum([each for _, each in parts]) == gpus
 
 
 class Packer:
@@ -247,20 +164,26 @@ class Packer:
 
     A job that is added may take the GPUs of running jobs that come after it, but it does not move
     those before it: migration costs a restart, and only a job of higher priority is worth it.
+    ``requests`` are the jobs to come, of which those count that hold something now.
     """
 
-    def __init__(self, nodes: Sequence[Node], requests: Sequence[Request]) -> None:
-        self._nodes = nodes
-        self._by_name = {node.name: node for node in nodes}
-        self._room = Room(nodes)
+    def __init__(self, pool: Pool, requests: Iterable[Request]) -> None:
+        self._pool = pool
+        self._room = Room(pool)
         self._added: dict[int, Request] = {}
         self._layouts: dict[int, GpuLayout] = {}
+        self._bare = Need(lambda _kind, gpus: (gpus, 0, 0))
         # Claims of running jobs whose turn has not come: avoided if there is another way.
         self._claims = {
-            request.job_id: self._shares(request, request.held)
+            request.job_id: request.held_parts
             for request in requests
             if request.held is not None and not request.pinned
         }
+        # What neither an added job nor a claim takes; made when a job first needs it.
+        self._unclaimed: Room | None = None
+        # What all added jobs leave that are where they run: the most that repacking could find.
+        self._anchored: Room | None = None
+        self._hopeless: set[tuple[Shape, Need]] = set()
 
     def layout(self, job_id: int) -> GpuLayout | None:
         """Where ``job_id`` was put, or None."""
@@ -268,141 +191,138 @@ class Packer:
 
     def free_gpus(self, gpu_types: tuple[str, ...]) -> int:
         """Free GPUs of the allowed type (any when empty) that has most of them free."""
-        by_type: dict[str, int] = {}
-        for node in self._nodes:
-            if not gpu_types or node.gpu_type in gpu_types:
-                free = max(self._room.free(node.name)[0], 0)
-                by_type[node.gpu_type] = by_type.get(node.gpu_type, 0) + free
-        return max(by_type.values(), default=0)
+        return self._room.free_gpus(gpu_types)
 
-    def fits_gpus_only(self, request: Request) -> bool:
-        """Whether the request would fit if cores and memory did not matter."""
-        bare = replace(request, need=lambda node, gpus: Resources(gpus=gpus))
-        room = self._room.copy()
-        return find_layout(bare, self._nodes, room) is not None
+    def fits_gpus_only(self, shape: Shape) -> bool:
+        """Whether such a job would fit if cores and memory did not matter."""
+        return self._room.find(shape, self._bare) is not None
 
     def add(self, request: Request) -> bool:
         """Add the request; False, and nothing changed, when it cannot be packed."""
-        self._claims.pop(request.job_id, None)
-        if request.pinned and request.held is not None:
-            self._keep(request, request.held)
+        claim = self._claims.pop(request.job_id, None)
+        if request.pinned or (request.may_stay and self._room.fits(request.held_parts)):
+            # What was claimed is taken now: nothing changes for those that avoid claims.
+            if claim is None and self._unclaimed is not None:
+                self._unclaimed.take(request.held_parts)
+            if self._anchored is not None:
+                self._anchored.take(request.held_parts)
+            self._room.take(request.held_parts)
+            assert request.held is not None
+            self._added[request.job_id] = request
+            self._layouts[request.job_id] = request.held
             return True
-        layout = self._own(request) or self._elsewhere(request)
-        if layout is not None:
-            self._keep(request, layout)
-            return True
-        if self.free_gpus(request.gpu_types) < request.gpus:
+        if claim is not None and self._unclaimed is not None:
+            self._unclaimed.give(claim)
+        if self.free_gpus(request.shape[2]) < request.gpus:
             return False
-        return self._repack(request)
-
-    def _shares(self, request: Request, layout: GpuLayout) -> list[tuple[str, Resources]]:
-        if request.pinned:
-            return list(request.shares)
-        return [
-            (name, request.need(self._by_name[name], gpus))
-            for name, gpus in layout[1]
-            if name in self._by_name
-        ]
-
-    def _keep(self, request: Request, layout: GpuLayout) -> None:
-        self._room.take(self._shares(request, layout))
+        layout = self._elsewhere(request)
+        if layout is None:
+            return self._repack(request)
+        parts = parts_of(self._pool, layout, request.need)
+        self._room.take(parts)
+        if self._unclaimed is not None:
+            self._unclaimed.take(parts)
         self._added[request.job_id] = request
         self._layouts[request.job_id] = layout
-
-    def _own(self, request: Request) -> GpuLayout | None:
-        """What the request holds, if nobody before it took it and it still has the right shape."""
-        if request.held is None or not _has_shape(request, request.held):
-            return None
-        shares = self._shares(request, request.held)
-        whole = len(shares) == len(request.held[1])
-        fits = whole and all(self._room.fits(name, share) for name, share in shares)
-        return request.held if fits else None
+        return True
 
     def _elsewhere(self, request: Request) -> GpuLayout | None:
         """Free GPUs, preferably such as no running job behind this one claims."""
-        unclaimed = self._room.copy()
-        for shares in self._claims.values():
-            unclaimed.take(shares)
-        return find_layout(request, self._nodes, unclaimed) or find_layout(
-            request, self._nodes, self._room
-        )
+        if self._unclaimed is None and self._claims:
+            self._unclaimed = self._room.copy()
+            for parts in self._claims.values():
+                self._unclaimed.take(parts)
+        layout = None
+        if self._unclaimed is not None:
+            layout = self._unclaimed.find(request.shape, request.need)
+        return layout or self._room.find(request.shape, request.need)
 
     def _repack(self, request: Request) -> bool:
-        """Find room by rearranging the added jobs that do not sit where they already run."""
-        stay = {
-            job_id for job_id, other in self._added.items() if self._layouts[job_id] == other.held
-        }
-        packed = _pack_around(self._nodes, [*self._added.values(), request], stay)
+        """Find room by rearranging the added jobs that do not sit where they already run.
+
+        A job for which that failed is not tried again after others were added.
+        """
+        sort = (request.shape, request.need)
+        if sort in self._hopeless:
+            return False
+        if self._anchored is None:
+            self._anchored = Room(self._pool)
+            for other in self._added.values():
+                if self._stays(other):
+                    self._anchored.take(other.held_parts)
+        packed = None
+        if self._anchored.find(*sort) is not None:
+            everyone = [*self._added.values(), request]
+            packed = _pack_around(self._anchored.copy(), everyone, self._stays)
         if packed is None:
+            self._hopeless.add(sort)
             return False
         self._added[request.job_id] = request
         self._layouts = packed
-        self._room = Room(self._nodes)
-        for job_id, layout in packed.items():
-            self._room.take(self._shares(self._added[job_id], layout))
+        self._recount()
         return True
 
+    def _stays(self, request: Request) -> bool:
+        return request.held is not None and self._layouts.get(request.job_id) == request.held
 
-def _has_shape(request: Request, layout: GpuLayout) -> bool:
-    gpu_type, parts = layout
-    if request.gpu_types and gpu_type not in request.gpu_types:
-        return False
-    if sum(gpus for _, gpus in parts) != request.gpus:
-        return False
-    return request.nodes is None or len(parts) == request.nodes
+    def _recount(self) -> None:
+        """Make the rooms anew from the layouts."""
+        self._room, self._unclaimed, self._anchored = Room(self._pool), None, None
+        for job_id, request in self._added.items():
+            layout = self._layouts[job_id]
+            if layout == request.held:
+                self._room.take(request.held_parts)
+            else:
+                self._room.take(parts_of(self._pool, layout, request.need))
 
 
 def _pack_around(
-    nodes: Sequence[Node], requests: Sequence[Request], stay: set[int]
+    room: Room, requests: Sequence[Request], stays: Callable[[Request], bool]
 ) -> dict[int, GpuLayout] | None:
-    """All requests, those in ``stay`` where they are, the others largest first; None if not all."""
-    room = Room(nodes)
-    by_name = {node.name: node for node in nodes}
+    """All requests, those that stay (booked in ``room``) and the others largest first, or None."""
     packed: dict[int, GpuLayout] = {}
-    moving: list[tuple[tuple[int, int, int], Request]] = []
+    moving: list[tuple[int, int, int]] = []
     for rank, request in enumerate(requests):
-        if request.held is not None and (request.pinned or request.job_id in stay):
-            shares = request.shares or [
-                (name, request.need(by_name[name], gpus)) for name, gpus in request.held[1]
-            ]
-            room.take(shares)
+        if request.held is not None and stays(request):
             packed[request.job_id] = request.held
         else:
-            per_node = request.gpus // (request.nodes or 1)
-            moving.append(((-per_node, -request.gpus, rank), request))
-    for _, request in sorted(moving, key=lambda item: item[0]):
-        layout = find_layout(request, nodes, room)
+            gpus, nodes, _ = request.shape
+            moving.append((-(gpus // (nodes or 1)), -gpus, rank))
+    for _, _, rank in sorted(moving):
+        request = requests[rank]
+        layout = room.find(request.shape, request.need)
         if layout is None:
             return None
-        room.take((name, request.need(by_name[name], gpus)) for name, gpus in layout[1])
+        room.take(parts_of(room.pool, layout, request.need))
         packed[request.job_id] = layout
     return packed
 
 
-def _can_stay(nodes: Sequence[Node], requests: Sequence[Request]) -> set[int]:
-    """Running jobs that all fit where they are, taken in priority order."""
-    packer = Packer(nodes, [])
-    staying: set[int] = set()
-    for request in sorted(requests, key=lambda one: not one.pinned):
-        if request.held is None:
-            continue
-        if request.pinned or packer._own(request) is not None:
-            packer._keep(request, request.held)
-            staying.add(request.job_id)
-    return staying
-
-
-def pack_gpus(nodes: Sequence[Node], requests: Sequence[Request]) -> Mapping[int, GpuLayout | None]:
+def pack_gpus(pool: Pool, requests: Sequence[Request]) -> Mapping[int, GpuLayout | None]:
     """Where each request goes, in priority order; None for those that cannot be packed.
 
     Jobs that hold GPUs stay where they are if all others can be packed around them; otherwise jobs
     are added in priority order, and running ones move for those before them. If even that leaves
     one out, all that can be moved are packed anew, largest first.
     """
-    packed = _pack_around(nodes, requests, _can_stay(nodes, requests))
+    room = Room(pool)
+    staying: set[int] = set()
+    for request in requests:
+        if request.pinned:
+            room.take(request.held_parts)
+            staying.add(request.job_id)
+    fixed = room.copy()
+    for request in requests:
+        if request.may_stay and not request.pinned and room.fits(request.held_parts):
+            room.take(request.held_parts)
+            staying.add(request.job_id)
+    packed = _pack_around(room, requests, lambda one: one.job_id in staying)
     if packed is not None:
         return packed
-    packer = Packer(nodes, requests)
-    added = sum(packer.add(request) for request in requests)
-    anew = _pack_around(nodes, requests, set()) if added < len(requests) else None
-    return anew or {request.job_id: packer.layout(request.job_id) for request in requests}
+    packer = Packer(pool, requests)
+    added = sum([packer.add(request) for request in requests])
+    if added < len(requests):
+        anew = _pack_around(fixed, requests, lambda one: one.pinned)
+        if anew is not None:
+            return anew
+    return {request.job_id: packer.layout(request.job_id) for request in requests}

@@ -2,18 +2,27 @@
 
 The model is a chain (Synergy, OSDI '22, section 3.1): a node fetches samples from its cache or from
 storage, preprocesses them on its cores, and feeds them to its GPUs; the slowest link decides, and
-over several nodes the slowest node decides.
+over several nodes the slowest node decides. A measured table of rates (Synergy's W) may stand in
+for the loader's part of the chain.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from slurm_synergy.core.model import Demand, Job, JobStatus, Node, PipelineModel, Profile
+from slurm_synergy.core.model import (
+    Demand,
+    Job,
+    JobStatus,
+    Node,
+    PipelineModel,
+    Profile,
+    SensitivityTable,
+)
 from slurm_synergy.core.resources import Resources
 
 __all__ = [
@@ -31,6 +40,7 @@ __all__ = [
     "proportional_rate",
     "proportional_share",
     "reference_rate",
+    "table_rate",
 ]
 
 # Profiles are measured to about 3 % (paper, section 3.1): the last 3 % of the plateau are noise,
@@ -73,17 +83,42 @@ def loader_rate(model: PipelineModel, cpus: int, mem_mib: int) -> float:
     return min(preprocess_rate(model, cpus), fetch_rate(model, mem_mib))
 
 
+def table_rate(table: SensitivityTable, gpus: int, cpus: int, mem_mib: int) -> float:
+    """Samples/s of ``gpus`` GPUs of one node that share that many cores and that memory (MiB)."""
+    column = bisect_right(table.mem_mib_per_gpu, mem_mib / gpus) - 1
+    if column < 0 or cpus <= 0:
+        return 0.0
+    per_gpu, axis = cpus / gpus, table.cpus_per_gpu
+    row = bisect_right(axis, per_gpu) - 1
+    if row < 0:
+        rate = table.rates[0][column] * per_gpu / axis[0]
+    elif row + 1 == len(axis):
+        rate = table.rates[row][column]
+    else:
+        low, high = table.rates[row][column], table.rates[row + 1][column]
+        rate = low + (high - low) * (per_gpu - axis[row]) / (axis[row + 1] - axis[row])
+    return rate * gpus
+
+
+def _supply_rate(profile: Profile, gpus: int, cpus: int, mem_mib: int) -> float:
+    """Samples/s that one node of a job with a known profile can deliver to ``gpus`` GPUs."""
+    if profile.table is not None:
+        return table_rate(profile.table, gpus, cpus, mem_mib)
+    assert profile.pipeline is not None
+    return loader_rate(profile.pipeline, cpus, mem_mib)
+
+
 def job_rate(profile: Profile, gpu_type: str, shares: Sequence[Resources]) -> float | None:
     """Samples/s of a whole job with ``shares`` node by node; None when the profile is unknown.
 
     All ranks advance in step, so the node with the least per GPU decides.
     """
     per_gpu = profile.gpu_rate_per_gpu.get(gpu_type)
-    if per_gpu is None or profile.pipeline is None or not shares:
+    if per_gpu is None or not shares or (profile.pipeline is None and profile.table is None):
         return None
     gpus = sum(share.gpus for share in shares)
     fed = min(
-        loader_rate(profile.pipeline, share.cpus, share.mem_mib) * gpus / share.gpus
+        _supply_rate(profile, share.gpus, share.cpus, share.mem_mib) * gpus / share.gpus
         for share in shares
     )
     return min(per_gpu * gpus, fed)
@@ -117,13 +152,17 @@ def proportional_share(status: JobStatus, node: Node, gpus_on_node: int) -> Reso
     """
     share = node.proportional(gpus_on_node)
     step = cpu_step(status.job, gpus_on_node)
-    cpus = share.cpus // step * step or max(share.cpus, 1)
-    return replace(share, cpus=cpus, mem_mib=max(share.mem_mib, min_mem_mib(status)))
+    return Resources(
+        gpus=gpus_on_node,
+        cpus=share.cpus // step * step or max(share.cpus, 1),
+        mem_mib=max(share.mem_mib, min_mem_mib(status)),
+    )
 
 
 def _knows(status: JobStatus, gpu_type: str) -> bool:
-    known = status.profile.pipeline is not None and gpu_type in status.profile.gpu_rate_per_gpu
-    return known and status.job.wrapped
+    profile = status.profile
+    known = profile.pipeline is not None or profile.table is not None
+    return known and gpu_type in profile.gpu_rate_per_gpu and status.job.wrapped
 
 
 def demand(status: JobStatus, node: Node, gpus_on_node: int) -> Demand:
@@ -134,8 +173,7 @@ def demand(status: JobStatus, node: Node, gpus_on_node: int) -> Demand:
     demands its proportional share.
     """
     share = proportional_share(status, node, gpus_on_node)
-    model = status.profile.pipeline
-    if model is None or not _knows(status, node.gpu_type):
+    if not _knows(status, node.gpu_type):
         return Demand(cpus=share.cpus, mem_mib=share.mem_mib)
     step = cpu_step(status.job, gpus_on_node)
     most_cpus = max(node.total.cpus // step * step, share.cpus)
@@ -145,12 +183,42 @@ def demand(status: JobStatus, node: Node, gpus_on_node: int) -> Demand:
     floor = job_rate(status.profile, node.gpu_type, (share,)) or 0.0
     target = max(THETA * plateau, floor)
     steps = range(step, most_cpus, step)
-    at = bisect_left(steps, target, key=lambda cpus: preprocess_rate(model, cpus))
+    at = bisect_left(steps, target, key=_rate_by_cores(status.profile, gpus_on_node, most_mem_mib))
     cpus = steps[at] if at < len(steps) else most_cpus
-    return Demand(cpus=cpus, mem_mib=_least_mem_mib(status, model, target, most_mem_mib))
+    most = Resources(gpus=gpus_on_node, cpus=cpus, mem_mib=most_mem_mib)
+    return Demand(cpus=cpus, mem_mib=_least_mem_mib(status, target, most))
 
 
-def _least_mem_mib(status: JobStatus, model: PipelineModel, target: float, most_mib: int) -> int:
+def _rate_by_cores(profile: Profile, gpus: int, mem_mib: int) -> Callable[[int], float]:
+    """Samples/s over cores when memory is no concern, on one node of a known profile."""
+    pipeline, table = profile.pipeline, profile.table
+    if table is not None:
+        return lambda cpus: table_rate(table, gpus, cpus, mem_mib)
+    assert pipeline is not None
+    return lambda cpus: preprocess_rate(pipeline, cpus)
+
+
+def _least_mem_mib(status: JobStatus, target: float, most: Resources) -> int:
+    """Least memory (MiB) at which ``target`` samples/s are reached with the cores of ``most``."""
+    if status.profile.table is not None:
+        return _least_column_mib(status, status.profile.table, target, most)
+    assert status.profile.pipeline is not None
+    return _least_cache_mib(status, status.profile.pipeline, target, most.mem_mib)
+
+
+def _least_column_mib(
+    status: JobStatus, table: SensitivityTable, target: float, most: Resources
+) -> int:
+    for column_mib in table.mem_mib_per_gpu:
+        mem_mib = max(column_mib * most.gpus, min_mem_mib(status))
+        if mem_mib >= most.mem_mib:
+            break
+        if table_rate(table, most.gpus, most.cpus, mem_mib) >= target:
+            return mem_mib
+    return most.mem_mib
+
+
+def _least_cache_mib(status: JobStatus, model: PipelineModel, target: float, most_mib: int) -> int:
     """Least memory (MiB, whole GiB) at which ``target`` samples/s can be fetched."""
     need_mib = min_mem_mib(status)
     if fetch_rate(model, need_mib) >= target:
@@ -170,15 +238,20 @@ def floor_share(status: JobStatus, node: Node, gpus_on_node: int) -> Resources:
     """Least resources on ``node`` that keep promises P1 and P7.
 
     The smaller of demand and proportional share in each component: since the loader is a minimum
-    of a CPU term and a memory term, this still reaches the proportional rate (algorithms B.8).
+    of a CPU term and a memory term, this still reaches the proportional rate (algorithms B.8). A
+    table need not be such a minimum; where it is not, the floor is the whole share.
     """
     share = proportional_share(status, node, gpus_on_node)
     wish = demand(status, node, gpus_on_node)
-    return Resources(
+    least = Resources(
         gpus=gpus_on_node,
         cpus=min(wish.cpus, share.cpus),
         mem_mib=max(min(wish.mem_mib, share.mem_mib), min_mem_mib(status)),
     )
+    if status.profile.table is None or not _knows(status, node.gpu_type):
+        return least
+    rates = [job_rate(status.profile, node.gpu_type, (one,)) or 0.0 for one in (least, share)]
+    return least if rates[0] >= rates[1] else share
 
 
 def proportional_rate(status: JobStatus, shares: Sequence[tuple[Node, int]]) -> float | None:

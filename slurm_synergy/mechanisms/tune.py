@@ -1,32 +1,44 @@
 """Synergy-TUNE: give each job the cores and memory that it can use (OSDI '22; algorithms B.8).
 
 Running jobs keep their GPUs unless the packing needs them elsewhere. New jobs, largest demand
-first, go to the tightest node that has their whole demand; else to one that has their floor; else
-to one where jobs above their floor can make room for it. So jobs that need much end up beside jobs
-that need little. Where that leads into a corner, the packing of the policy is taken as it is: a
-granted job is never left out.
+first, go to the tightest node that has their whole demand beyond what its other free GPUs will
+need; else to one that has most of it; else to one where jobs above their floor can make room. So
+jobs that need much end up beside jobs that need little. Where that leads into a corner, the packing
+of the policy is taken as it is: a granted job is never left out.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from slurm_synergy.core.model import Decision, JobStatus, Layout, Node, Snapshot
-from slurm_synergy.core.packing import GpuLayout, Need, Room, find_layout, pack_gpus
+from slurm_synergy.core.packing import Requests, parts_of
 from slurm_synergy.core.pipeline import demand
 from slurm_synergy.core.resources import Resources
-from slurm_synergy.core.snapshot import status_of
-from slurm_synergy.mechanisms.placing import Party, build_layout, make_parties, share_out
+from slurm_synergy.core.room import Amounts, GpuLayout, Need, Parts, Pool, Room, Shape
+from slurm_synergy.mechanisms.placing import (
+    Party,
+    Shared,
+    build_layout,
+    make_parties,
+    make_placements,
+    neighbours,
+    share_out,
+)
 
-__all__ = ["TUNE", "Tune"]
+__all__ = ["TUNE", "Tune", "choose_nodes", "full_demand"]
+
+# A place that has not all of a demand is looked for in steps of this part of it.
+_LEVELS = 4
+# Parts of a core and of a MiB in which the least needs per GPU are counted.
+_GRAIN = 64
 
 
-def _demand_of(status: JobStatus) -> Need:
-    def wish(node: Node, gpus: int) -> Resources:
-        found = demand(status, node, gpus)
-        return Resources(gpus=gpus, cpus=found.cpus, mem_mib=found.mem_mib)
-
-    return wish
+def full_demand(status: JobStatus, node: Node, gpus: int) -> Resources:
+    """What the job needs on ``node`` to run at full speed on ``gpus`` of its GPUs."""
+    found = demand(status, node, gpus)
+    return Resources(gpus=gpus, cpus=found.cpus, mem_mib=found.mem_mib)
 
 
 class Tune:
@@ -36,72 +48,151 @@ class Tune:
 
     def place(self, snapshot: Snapshot, decision: Decision) -> Layout:
         """A placement for each grant."""
-        statuses = status_of(snapshot)
-        wants = {grant.job_id: _demand_of(statuses[grant.job_id]) for grant in decision.grants}
-        parties = make_parties(snapshot, decision, wants)
-        by_rank = sorted(parties, key=lambda party: party.rank)
-        packed = pack_gpus(snapshot.nodes, [party.request for party in by_rank])
+        requests = Requests.of_snapshot(snapshot)
+        pool = requests.pool
+        parties = make_parties(snapshot, decision, requests, full_demand)
+        packed = requests.pack([party.request for party in parties])
         base = {job_id: layout for job_id, layout in packed.items() if layout is not None}
         placed = [party for party in parties if party.job_id in base]
-        layouts = _choose_nodes(snapshot, placed, base) or base
-        return build_layout(placed, share_out(snapshot, placed, layouts), decision)
+        placed.sort(key=lambda party: party.order)
+        layouts, shared = choose_nodes(snapshot, pool, placed, base)
+        return build_layout(make_placements(placed, layouts, shared), decision)
 
 
-def _choose_nodes(
-    snapshot: Snapshot, parties: Sequence[Party], base: Mapping[int, GpuLayout]
-) -> Mapping[int, GpuLayout] | None:
-    """GPUs for all parties, new ones placed by demand; None when that leads into a corner."""
-    layouts: dict[int, GpuLayout] = {}
-    floors = Room(snapshot.nodes)
+def choose_nodes(
+    snapshot: Snapshot, pool: Pool, parties: Sequence[Party], base: Mapping[int, GpuLayout]
+) -> tuple[Mapping[int, GpuLayout], Shared]:
+    """GPUs for all parties, new ones placed by demand, and what they get there.
+
+    Where that leads into a corner all go where ``base`` says.
+    """
     settled = [party for party in parties if party.request.held == base[party.job_id]]
-    for party in settled:
-        layouts[party.job_id] = base[party.job_id]
-        floors.take(_floor_shares(snapshot, party, layouts[party.job_id]))
-    room = Room(snapshot.nodes)
-    for placement in share_out(snapshot, settled, layouts).values():
-        room.take(placement.shares)
-    for party in parties:
-        if party.job_id in layouts:
-            continue
-        wish = find_layout(party.request, snapshot.nodes, room, party.want)
-        layout = (
-            wish
-            or find_layout(party.request, snapshot.nodes, room)
-            or find_layout(party.request, snapshot.nodes, floors)
-        )
+    layouts = {party.job_id: base[party.job_id] for party in settled}
+    shared, left = share_out(snapshot, pool, settled, layouts)
+    if len(settled) == len(parties):
+        return layouts, shared
+    movers = [party for party in parties if party.job_id not in layouts]
+    rest = _Rest(pool, left, movers)
+    floors: Room | None = None
+    for party in movers:
+        layout = None
+        for shape in _shapes(party.request.shape):
+            layout = rest.place(party, shape)
+            if layout is None:
+                floors = floors or _floors_room(pool, parties, layouts)
+                layout = floors.find(shape, party.request.need)
+                if layout is not None:
+                    rest.take(parts_of(pool, layout, party.request.need))
+            if layout is not None:
+                break
         if layout is None:
-            return None
+            return base, share_out(snapshot, pool, parties, base)[0]
         layouts[party.job_id] = layout
-        floor = _floor_shares(snapshot, party, layout)
-        floors.take(floor)
-        _book(room, _wish_shares(snapshot, party, layout) if wish else floor)
-    return layouts
+        if floors is not None:
+            floors.take(parts_of(pool, layout, party.request.need))
+    touched = neighbours(parties, layouts, [party.job_id for party in movers])
+    anew, _ = share_out(snapshot, pool, touched, layouts)
+    cpus = {**shared.cpus, **anew.cpus}
+    mem_mib = {**shared.mem_mib, **anew.mem_mib}
+    return layouts, Shared(cpus=cpus, mem_mib=mem_mib)
 
 
-def _book(room: Room, shares: Sequence[tuple[str, Resources]]) -> None:
-    """Take ``shares``; what is not free is given up by others, so nothing is left then."""
-    for name, share in shares:
-        gpus, cpus, mem_mib = room.free(name)
-        taken = Resources(
-            gpus=min(share.gpus, max(gpus, 0)),
-            cpus=min(share.cpus, max(cpus, 0)),
-            mem_mib=min(share.mem_mib, max(mem_mib, 0)),
+def _shapes(shape: Shape) -> tuple[Shape, ...]:
+    """A job that may be split is split only if no single node has its GPUs."""
+    gpus, nodes, types = shape
+    return ((gpus, 1, types), shape) if nodes is None else (shape,)
+
+
+class _Rest:
+    """What new jobs may be given on each node, beyond what its free GPUs will need in any case.
+
+    Whoever takes a free GPU needs some cores and memory, at the least as much as the most frugal
+    of the new jobs does per GPU. A demand that leaves less than that would be cut at once, so it
+    is not served from it. Amounts are fine-grained, because the least per GPU is often a fraction
+    of a core.
+    """
+
+    def __init__(self, pool: Pool, left: Sequence[Amounts], movers: Sequence[Party]) -> None:
+        self._pool = pool
+        free = [0] * len(pool.kinds)
+        for number, kind in enumerate(pool.kind_of):
+            free[kind] += max(left[number][0], 0)
+        self._least = [_least_per_gpu(pool, kind, gpus, movers) for kind, gpus in enumerate(free)]
+        self._needs: dict[tuple[Need, Need, int], Need] = {}
+        self._room = Room(
+            pool,
+            [self._beyond(kind, left[number]) for number, kind in enumerate(pool.kind_of)],
         )
-        room.take([(name, taken)])
+
+    def _beyond(self, kind: int, amounts: Amounts) -> Amounts:
+        gpus, cpus, mem_mib = amounts
+        least_cpus, least_mem = self._least[kind]
+        return gpus, cpus * _GRAIN - gpus * least_cpus, mem_mib * _GRAIN - gpus * least_mem
+
+    def take(self, parts: Parts) -> None:
+        """Book ``parts``."""
+        kind_of = self._pool.kind_of
+        self._room.take([(number, self._beyond(kind_of[number], part)) for number, part in parts])
+
+    def place(self, party: Party, shape: Shape) -> GpuLayout | None:
+        """The tightest place that has the whole demand, or else most of it; booked."""
+        for level in range(_LEVELS, -1, -1):
+            need = self._need(party.request.need, party.want, level)
+            layout = self._room.find(shape, need)
+            if layout is not None:
+                self._room.take(parts_of(self._pool, layout, need))
+                return layout
+        return None
+
+    def _need(self, floor: Need, want: Need, level: int) -> Need:
+        """The floor and ``level`` parts of what the demand exceeds it by."""
+        key = (floor, want, level)
+        if key not in self._needs:
+
+            def compute(kind: int, gpus: int) -> Amounts:
+                least, most = floor.at(kind, gpus), want.at(kind, gpus)
+                cpus = least[1] + max(most[1] - least[1], 0) * level // _LEVELS
+                mem_mib = least[2] + max(most[2] - least[2], 0) * level // _LEVELS
+                return self._beyond(kind, (gpus, cpus, mem_mib))
+
+            self._needs[key] = Need(compute)
+        return self._needs[key]
 
 
-def _floor_shares(
-    snapshot: Snapshot, party: Party, layout: GpuLayout
-) -> list[tuple[str, Resources]]:
-    if party.request.shares:
-        return list(party.request.shares)
-    return [(name, party.request.need(snapshot.node(name), gpus)) for name, gpus in layout[1]]
+def _least_per_gpu(pool: Pool, kind: int, free: int, parties: Sequence[Party]) -> tuple[int, int]:
+    """The smallest floor per GPU among the jobs that may use this kind of node, in grains.
+
+    Reduced to the part of the ``free`` GPUs that the others take once one of them has its place.
+    """
+    node = pool.kinds[kind]
+    found: list[tuple[int, int]] = []
+    wanted = 0
+    sorts = Counter((party.request.shape, party.request.need) for party in parties)
+    for ((gpus, nodes, types), need), count in sorts.items():
+        if not types or node.gpu_type in types:
+            each = min(gpus // (nodes or 1), node.total.gpus)
+            _, cpus, mem_mib = need.at(kind, each)
+            found.append((cpus * _GRAIN // each, mem_mib * _GRAIN // each))
+            wanted += gpus * count
+    if wanted <= max((shape[0] for shape, _ in sorts), default=0) or not free:
+        return 0, 0
+    part = min(wanted - max(shape[0] for shape, _ in sorts), free)
+    cpus = min(cpus for cpus, _ in found) * part // free
+    mem_mib = min(mem_mib for _, mem_mib in found) * part // free
+    return cpus, mem_mib
 
 
-def _wish_shares(
-    snapshot: Snapshot, party: Party, layout: GpuLayout
-) -> list[tuple[str, Resources]]:
-    return [(name, party.want(snapshot.node(name), gpus)) for name, gpus in layout[1]]
+def _floors_room(pool: Pool, parties: Sequence[Party], layouts: Mapping[int, GpuLayout]) -> Room:
+    """What is left when all that have a place get no more than their floor."""
+    room = Room(pool)
+    for party in parties:
+        request = party.request
+        layout = layouts.get(party.job_id)
+        if layout is not None and layout == request.held:
+            room.take(request.held_parts)
+        elif layout is not None:
+            room.take(parts_of(pool, layout, request.need))
+    return room
 
 
 TUNE = Tune()

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
 from dataclasses import replace
 
 import pytest
 from builders import job, node, pending, placement, profile, res, running, snapshot
 
 from slurm_synergy.core.decide import check_plan, decide
-from slurm_synergy.core.model import Placement, Plan, Reason, ReasonCode, Snapshot
+from slurm_synergy.core.model import Decision, Placement, Plan, Reason, ReasonCode, Snapshot
 from slurm_synergy.errors import PlanError
 from slurm_synergy.mechanisms import MECHANISMS
 from slurm_synergy.policies import POLICIES
@@ -109,3 +112,37 @@ def test_the_plan_names_what_made_it_and_sorts_its_jobs() -> None:
     plan = decide(two(), POLICIES["srtf"], MECHANISMS["tune"])
     assert (plan.policy, plan.mechanism) == ("srtf", "tune")
     assert [one.job_id for one in plan.placements] == [1, 2]
+
+
+def test_what_is_derived_from_a_snapshot_is_no_part_of_its_value() -> None:
+    shot = two()
+    decide(shot, POLICIES["fifo"], MECHANISMS["tune"])
+    assert shot.derived and shot == two()
+    for copied in (replace(shot), pickle.loads(pickle.dumps(shot)), copy.deepcopy(shot)):
+        assert copied == shot and not copied.derived
+    less = replace(shot, nodes=shot.nodes[:1])
+    assert less.usable == {"v100-1"} and less.node("v100-1") is shot.nodes[0]
+    assert len(decide(less, POLICIES["fifo"], MECHANISMS["tune"]).placements) == 2
+
+
+def test_the_report_of_a_solver_is_no_part_of_a_plans_value() -> None:
+    assert replace(made(FAIR_1), solver={"ms": 1.0}) == made(FAIR_1)
+
+
+def test_a_decision_leaves_garbage_collection_as_it_was() -> None:
+    class Watching:
+        name = "watching"
+
+        def choose(self, snapshot: Snapshot) -> Decision:
+            assert not gc.isenabled()
+            return POLICIES["fifo"].choose(snapshot)
+
+    assert gc.isenabled()
+    decide(two(), Watching(), MECHANISMS["tune"])
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        decide(two(), Watching(), MECHANISMS["tune"])
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -3,14 +3,14 @@ from __future__ import annotations
 from builders import job, node, pending, placement, res, running, snapshot
 
 from slurm_synergy.core.model import JobStatus, Node
-from slurm_synergy.core.packing import Packer, make_request, pack_gpus
+from slurm_synergy.core.packing import Packer, Requests, pack_gpus
 
 
 def pack(nodes: list[Node], *jobs: JobStatus) -> dict[int, object]:
     """Packs in the given order; the result without GPU types."""
     shot = snapshot(nodes, jobs)
-    requests = [make_request(status, shot) for status in jobs]
-    packed = pack_gpus(shot.nodes, requests)
+    desk = Requests(shot)
+    packed = pack_gpus(desk.pool, [desk.of(status) for status in jobs])
     return {job_id: layout[1] if layout else None for job_id, layout in packed.items()}
 
 
@@ -114,7 +114,8 @@ def test_cores_count_where_there_are_fewer_than_gpus() -> None:
 
 def test_a_refused_job_changes_nothing_for_the_next() -> None:
     shot = snapshot(pool(4), [pending(job(1, gpus=3)), pending(job(2, gpus=2))])
-    first, second = (make_request(status, shot) for status in shot.jobs)
-    packer = Packer(shot.nodes, [first, second])
+    desk = Requests(shot)
+    first, second = (desk.of(status) for status in shot.jobs)
+    packer = Packer(desk.pool, [first, second])
     assert packer.add(first) and not packer.add(second)
     assert packer.free_gpus(()) == 1

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from builders import GIB, job, node, pending, placement, profile, res, running, snapshot
 
 from slurm_synergy.core.model import Decision, JobPhase, JobStatus, Node, Reason, ReasonCode
+from slurm_synergy.core.remaining import rates, remaining_s
 from slurm_synergy.mechanisms import MECHANISMS
 from slurm_synergy.policies import POLICIES
-from slurm_synergy.policies.srtf import remaining_s
+from slurm_synergy.policies.ftf import rho
 
 
 def choose(policy: str, nodes: list[Node], *jobs: JobStatus, **more: bool) -> Decision:
@@ -112,14 +115,14 @@ def test_srtf_serves_the_shortest_remaining_time_first() -> None:
 
 
 def test_remaining_time_comes_from_samples_then_time_limit_then_is_infinite() -> None:
-    shot = snapshot(SMALL, [])
+    rate_of = rates(snapshot(SMALL, []))
     work = pending(job(1, 4, total_samples=1000), profile(1000, 1.0), done_samples=200)
-    assert remaining_s(work, shot) == 200
+    assert remaining_s(work, rate_of) == 200
     limit = pending(job(2, 2, time_limit_s=100), attained_service_gpu_s=60)
-    assert remaining_s(limit, shot) == 70
-    assert remaining_s(pending(job(3)), shot) == float("inf")
+    assert remaining_s(limit, rate_of) == 70
+    assert remaining_s(pending(job(3)), rate_of) == float("inf")
     done = pending(job(4, total_samples=10), profile(), done_samples=20)
-    assert remaining_s(done, shot) == 0
+    assert remaining_s(done, rate_of) == 0
 
 
 def test_a_running_job_is_not_stopped_to_gain_less_than_its_restart() -> None:
@@ -197,3 +200,65 @@ def test_only_what_the_mechanism_can_pack_as_well_is_granted() -> None:
         layout = mechanism.place(shot, decision)
         assert not layout.unplaced
         assert {one.job_id for one in layout.placements} == set(granted(decision))
+
+
+def test_las_serves_the_least_attained_service_first() -> None:
+    served = pending(job(1, 4), attained_service_gpu_s=400.0)
+    fresh = pending(job(2, 4), attained_service_gpu_s=399.0)
+    assert granted(choose("las", SMALL, served, fresh)) == [2]
+
+
+def test_las_does_not_stop_a_running_job_to_gain_less_than_its_restart() -> None:
+    run = running(
+        job(1, 4),
+        placement(1, v100_1=res(4, 12, 256_000)),
+        profile(restart_s=30),
+        attained_service_gpu_s=400.0,
+    )
+    near = pending(job(2, 4), attained_service_gpu_s=300.0)
+    far = pending(job(2, 4), attained_service_gpu_s=200.0)
+    assert granted(choose("las", SMALL, run, near)) == [1]
+    assert granted(choose("las", SMALL, run, far)) == [2]
+
+
+def test_rho_is_the_time_in_the_system_by_the_time_alone() -> None:
+    shot = replace(snapshot(SMALL, []), now_s=1000.0)
+    rate_of = rates(shot)
+    # 800 samples at 4 per second are 200 s alone; 900 s old with 100 s to go.
+    half = pending(
+        job(1, 4, submitted_s=100, total_samples=800), profile(1000, 1.0), done_samples=400
+    )
+    assert rho(half, shot, rate_of) == 5.0
+    limit = pending(job(2, 2, submitted_s=900, time_limit_s=50))
+    assert rho(limit, shot, rate_of) == 3.0
+    unknown = pending(job(3, 2, submitted_s=700), attained_service_gpu_s=0.0)
+    assert rho(unknown, shot, rate_of) == 2.0
+    new = pending(job(4, submitted_s=1000))
+    assert rho(new, shot, rate_of) == 1.0
+
+
+def test_ftf_serves_the_job_that_is_treated_worst_and_its_variant_the_best() -> None:
+    short = pending(job(1, 4, total_samples=400, submitted_s=0), profile(1000, 1.0))
+    long = pending(job(2, 4, total_samples=40_000, submitted_s=0), profile(1000, 1.0))
+    shot = replace(snapshot(SMALL, [short, long]), now_s=1000.0)
+    assert granted(POLICIES["ftf"].choose(shot)) == [1]
+    assert granted(POLICIES["ftf_ascending"].choose(shot)) == [2]
+
+
+def test_ftf_counts_what_a_restart_would_add_to_a_running_job() -> None:
+    run = running(
+        job(1, 4, total_samples=4000, submitted_s=0),
+        placement(1, v100_1=res(4, 12, 256_000)),
+        profile(1000, 1.0, restart_s=100),
+    )  # 1000 s alone: rho 2 and 0.1 for a restart
+    near = pending(job(2, 4, total_samples=3800, submitted_s=0), profile(1000, 1.0))  # 2.05
+    far = pending(job(2, 4, total_samples=3000, submitted_s=0), profile(1000, 1.0))  # 2.33
+    for other, served in ((near, 1), (far, 2)):
+        shot = replace(snapshot(SMALL, [run, other]), now_s=1000.0)
+        assert granted(POLICIES["ftf"].choose(shot)) == [served]
+
+
+def test_many_waiting_jobs_share_one_reason() -> None:
+    waiting = [pending(job(n, 4)) for n in range(2, 50)]
+    found = choose("fifo", SMALL, pending(job(1, 4)), *waiting)
+    assert len({id(reason) for reason in found.waiting.values()}) == 1

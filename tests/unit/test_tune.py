@@ -241,3 +241,38 @@ def test_a_job_that_cannot_be_stopped_does_not_push_out_others_by_a_grown_floor(
     found = plan(snapshot(PAIR[:1], [fixed, needy]))
     assert share(found, 1).mem_mib == 100_000
     assert share(found, 2).mem_mib == 400_000
+
+
+def test_cores_are_left_for_gpus_that_others_will_take() -> None:
+    # Two hungry jobs fill the cores of a node and leave six GPUs; a third must go elsewhere even
+    # though its 6 cores are free, for each of those GPUs will need a core.
+    hungry = profile(per_core=100, gpu_rate=900)
+    third = profile(per_core=100, gpu_rate=600)
+    frugal = profile(per_core=1000, gpu_rate=1000)
+    jobs = [pending(job(1), hungry), pending(job(2), hungry), pending(job(3), third)]
+    jobs += [pending(job(n), frugal) for n in range(4, 17)]
+    found = plan(snapshot(PAIR, jobs))
+    assert where(found, 1) == where(found, 2) == ("v100-1",)
+    assert where(found, 3) == ("v100-2",)
+    assert [share(found, n).cpus for n in range(1, 17)] == [9, 9, 6] + [1] * 13
+
+
+def test_a_job_that_finds_no_place_for_all_it_wants_goes_where_most_of_it_is_free() -> None:
+    # Both nodes lack what the third wants; the second has more left though the first is tighter.
+    def holds(job_id: int, gpus: int, where_: str, cores: int) -> JobStatus:
+        spot = placement(job_id, **{where_: res(gpus, cores, 1000)})
+        return running(
+            job(job_id, gpus, wrapped=False, preemptible=False), spot, profile(1000, 250)
+        )
+
+    pool = [holds(1, 6, "v100_1", 20), holds(2, 5, "v100_2", 10)]
+    wants_all = pending(job(3), profile(per_core=100, gpu_rate=2400))
+    assert where(plan(snapshot(PAIR, [*pool, wants_all])), 3) == ("v100-2",)
+
+
+def test_a_job_that_fits_one_node_is_not_split_for_more_cores() -> None:
+    # Each wants 16 cores: once two have theirs, both nodes have 8 left, what half the third wants.
+    hungry = profile(per_core=100, gpu_rate=400)
+    jobs = [pending(job(n, 4, nodes=None), hungry) for n in (1, 2, 3)]
+    found = plan(snapshot(PAIR, jobs))
+    assert [len(where(found, n)) for n in (1, 2, 3)] == [1, 1, 1]

@@ -1,0 +1,313 @@
+"""Free resources of a pool while a plan is being made, and the search for a place in them.
+
+Everything here is plain integers by node number: a decision for thousands of nodes asks millions
+of times whether something fits. Nodes of one kind (GPU type and hardware) are indexed by their free
+GPUs, so a search looks only at nodes that have enough.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+
+from slurm_synergy.core.model import JobStatus, Node
+from slurm_synergy.core.resources import Resources
+
+__all__ = ["Amounts", "GpuLayout", "Need", "Needs", "Parts", "Pool", "Room", "Shape"]
+
+GpuLayout = tuple[str, tuple[tuple[str, int], ...]]
+"""A GPU type and (node, GPUs) pairs in rank order."""
+
+Amounts = tuple[int, int, int]
+"""GPUs, cores and MiB."""
+
+Parts = list[tuple[int, Amounts]]
+"""What is taken on which node, by number."""
+
+Shape = tuple[int, int | None, tuple[str, ...]]
+"""GPUs in total, number of nodes (None: free to split), and allowed GPU types (empty: any)."""
+
+
+class Pool:
+    """The nodes of a round by number, in the order of their names, and their kinds.
+
+    Nodes of one kind have the same GPU type and hardware, so they mean the same to every job.
+    """
+
+    __slots__ = ("kind_of", "kinds", "nodes", "number", "types")
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self.nodes = tuple(nodes)
+        self.number = {node.name: number for number, node in enumerate(self.nodes)}
+        known: dict[tuple[str, Resources], int] = {}
+        self.kind_of = [
+            known.setdefault((node.gpu_type, node.total), len(known)) for node in self.nodes
+        ]
+        # One node of each kind stands for all of them.
+        self.kinds = [self.nodes[self.kind_of.index(kind)] for kind in range(len(known))]
+        by_type: dict[str, list[int]] = {}
+        for kind, node in enumerate(self.kinds):
+            by_type.setdefault(node.gpu_type, []).append(kind)
+        self.types = tuple((name, tuple(by_type[name])) for name in sorted(by_type))
+
+
+class Need:
+    """What jobs of one sort need on a kind of node for a number of their GPUs; computed once."""
+
+    __slots__ = ("_compute", "_known")
+
+    def __init__(self, compute: Callable[[int, int], Amounts]) -> None:
+        self._compute = compute
+        self._known: dict[tuple[int, int], Amounts] = {}
+
+    def at(self, kind: int, gpus: int) -> Amounts:
+        """GPUs, cores and MiB for ``gpus`` GPUs on a node of ``kind``."""
+        found = self._known.get((kind, gpus))
+        if found is None:
+            found = self._known[kind, gpus] = self._compute(kind, gpus)
+        return found
+
+
+class Needs:
+    """One ``Need`` for all jobs that ``rule`` treats alike.
+
+    The rules of ``core.pipeline`` look at the profile, the process memory, the tasks per node and
+    whether the job follows a lease; thousands of jobs share a few of those.
+    """
+
+    __slots__ = ("_by_object", "_by_value", "_kinds", "_rule")
+
+    def __init__(self, pool: Pool, rule: Callable[[JobStatus, Node, int], Resources]) -> None:
+        self._kinds = pool.kinds
+        self._rule = rule
+        # Most jobs share the profile object, which is quicker to look up than its value.
+        self._by_object: dict[tuple[int, int, int, bool], Need] = {}
+        self._by_value: dict[object, Need] = {}
+
+    def of(self, status: JobStatus) -> Need:
+        """The need of the job; equal jobs get the same object."""
+        job, profile = status.job, status.profile
+        key = (id(profile), job.min_mem_mib_per_node, job.tasks_per_node, job.wrapped)
+        need = self._by_object.get(key)
+        if need is None:
+            rates = tuple(sorted(profile.gpu_rate_per_gpu.items()))
+            need = self._by_value.setdefault(
+                (rates, profile.pipeline, profile.table, *key[1:]), self.own(status)
+            )
+            self._by_object[key] = need
+        return need
+
+    def own(self, status: JobStatus) -> Need:
+        """A need for this job alone, for rules that tell equal jobs apart."""
+        rule, kinds = self._rule, self._kinds
+
+        def compute(kind: int, gpus: int) -> Amounts:
+            share = rule(status, kinds[kind], gpus)
+            return share.gpus, share.cpus, share.mem_mib
+
+        return Need(compute)
+
+
+class Room:
+    """What is free on each node; may go below zero for jobs that stay in any case.
+
+    At first that is ``start`` by node, or all that may be used this round.
+    """
+
+    __slots__ = ("_buckets", "_cpus", "_failed", "_free_of_kind", "_gpus", "_mem_mib", "pool")
+
+    def __init__(self, pool: Pool, start: Iterable[Amounts] | None = None) -> None:
+        self.pool = pool
+        if start is None:
+            usable = [node.capacity for node in pool.nodes]
+            start = [(one.gpus, one.cpus, one.mem_mib) for one in usable]
+        rows = list(start)
+        self._gpus = [row[0] for row in rows]
+        self._cpus = [row[1] for row in rows]
+        self._mem_mib = [row[2] for row in rows]
+        self._free_of_kind = [0] * len(pool.kinds)
+        for kind, gpus in zip(pool.kind_of, self._gpus, strict=True):
+            self._free_of_kind[kind] += gpus
+        # By kind and number of free GPUs: (cores, MiB, number), ascending. Made when first needed.
+        self._buckets: list[list[list[tuple[int, int, int]]]] | None = None
+        # What was not found once is not found again before something is given back.
+        self._failed: set[tuple[Shape, Need]] = set()
+
+    def copy(self) -> Room:
+        """An independent copy."""
+        other = object.__new__(Room)
+        other.pool = self.pool
+        other._gpus, other._cpus = self._gpus[:], self._cpus[:]
+        other._mem_mib, other._free_of_kind = self._mem_mib[:], self._free_of_kind[:]
+        other._buckets = None
+        other._failed = set()
+        return other
+
+    def free(self, number: int) -> Amounts:
+        """Free GPUs, cores and MiB of a node."""
+        return self._gpus[number], self._cpus[number], self._mem_mib[number]
+
+    def free_gpus(self, gpu_types: tuple[str, ...] = ()) -> int:
+        """Free GPUs of the allowed type (any when empty) that has most of them free."""
+        free = self._free_of_kind
+        return max(
+            [
+                sum([free[kind] for kind in kinds])
+                for gpu_type, kinds in self.pool.types
+                if not gpu_types or gpu_type in gpu_types
+            ],
+            default=0,
+        )
+
+    def fits(self, parts: Parts) -> bool:
+        """Whether all of ``parts``, on different nodes, is free."""
+        for number, (gpus, cpus, mem_mib) in parts:
+            if (
+                self._gpus[number] < gpus
+                or self._cpus[number] < cpus
+                or self._mem_mib[number] < mem_mib
+            ):
+                return False
+        return True
+
+    def take(self, parts: Parts) -> None:
+        """Book ``parts``."""
+        for number, (gpus, cpus, mem_mib) in parts:
+            self._change(number, -gpus, -cpus, -mem_mib)
+
+    def give(self, parts: Parts) -> None:
+        """Undo ``take``."""
+        self._failed.clear()
+        for number, (gpus, cpus, mem_mib) in parts:
+            self._change(number, gpus, cpus, mem_mib)
+
+    def _change(self, number: int, gpus: int, cpus: int, mem_mib: int) -> None:
+        before = self._gpus[number]
+        after = before + gpus
+        kind = self.pool.kind_of[number]
+        if self._buckets is not None:
+            buckets = self._buckets[kind]
+            entry = (self._cpus[number], self._mem_mib[number], number)
+            if before > 0:
+                bucket = buckets[before]
+                del bucket[bisect_left(bucket, entry)]
+            if after > 0:
+                insort(buckets[after], (entry[0] + cpus, entry[1] + mem_mib, number))
+        self._gpus[number] = after
+        self._cpus[number] += cpus
+        self._mem_mib[number] += mem_mib
+        self._free_of_kind[kind] += (after if after > 0 else 0) - (before if before > 0 else 0)
+
+    def _index(self) -> list[list[list[tuple[int, int, int]]]]:
+        if self._buckets is None:
+            self._buckets = [
+                [[] for _ in range(sample.total.gpus + 1)] for sample in self.pool.kinds
+            ]
+            rows = zip(self.pool.kind_of, self._gpus, self._cpus, self._mem_mib, strict=True)
+            for number, (kind, gpus, cpus, mem_mib) in enumerate(rows):
+                if gpus > 0:
+                    self._buckets[kind][gpus].append((cpus, mem_mib, number))
+            for buckets in self._buckets:
+                for bucket in buckets:
+                    bucket.sort()
+        return self._buckets
+
+    def fitting(self, kinds: Iterable[int], need: Need, gpus: int) -> Iterator[int]:
+        """Nodes with ``gpus`` free GPUs and what they need, those with the least left first.
+
+        Compared by GPUs, then cores, then memory, then name. Do not change the room meanwhile.
+        """
+        found = [self._fitting(kind, need.at(kind, gpus)) for kind in kinds]
+        ordered = found[0] if len(found) == 1 else heapq.merge(*found)
+        return (entry[3] for entry in ordered)
+
+    def _fitting(self, kind: int, need: Amounts) -> Iterator[tuple[int, int, int, int]]:
+        gpus, cpus, mem_mib = need
+        buckets = self._index()[kind]
+        for free in range(gpus, len(buckets)):
+            bucket = buckets[free]
+            for at in range(bisect_left(bucket, (cpus,)), len(bucket)) if bucket else ():
+                entry = bucket[at]
+                if entry[1] >= mem_mib:
+                    yield free, *entry
+
+    def first(self, gpu_types: tuple[str, ...], need: Need, gpus: int) -> GpuLayout | None:
+        """The first node by name of an allowed type with ``gpus`` free GPUs and what they need."""
+        for number, free in enumerate(self._gpus):
+            if free < gpus:
+                continue
+            node = self.pool.nodes[number]
+            if gpu_types and node.gpu_type not in gpu_types:
+                continue
+            if self.fits([(number, need.at(self.pool.kind_of[number], gpus))]):
+                return node.gpu_type, ((node.name, gpus),)
+        return None
+
+    def find(self, shape: Shape, need: Need) -> GpuLayout | None:
+        """Best-fitting GPUs for a job of ``shape``; None when there are none.
+
+        One GPU type per job, the fewest nodes (exactly as many as the shape says, if it does), and
+        among those the nodes with the least left.
+        """
+        if (shape, need) in self._failed:
+            return None
+        gpus, nodes, allowed = shape
+        found: list[tuple[str, list[tuple[int, int]]]] = []
+        for gpu_type, kinds in self.pool.types:
+            if allowed and gpu_type not in allowed:
+                continue
+            if sum([self._free_of_kind[kind] for kind in kinds]) < gpus:
+                continue
+            parts = self._even(gpus, nodes or 1, kinds, need)
+            if not parts and nodes is None:
+                parts = self._split(gpus, kinds, need)
+            if parts:
+                found.append((gpu_type, parts))
+        if not found:
+            self._failed.add((shape, need))
+            return None
+        best = min(found, key=self._score) if len(found) > 1 else found[0]
+        names = self.pool.nodes
+        return best[0], tuple([(names[number].name, each) for number, each in best[1]])
+
+    def _score(self, found: tuple[str, list[tuple[int, int]]]) -> tuple[int, list[Amounts], str]:
+        gpu_type, parts = found
+        return len(parts), sorted(self.free(number) for number, _ in parts), gpu_type
+
+    def _even(
+        self, gpus: int, count: int, kinds: Sequence[int], need: Need
+    ) -> list[tuple[int, int]]:
+        """The ``count`` tightest nodes with ``gpus / count`` GPUs each; empty if fewer."""
+        each = gpus // count
+        found = list(islice(self.fitting(kinds, need, each), count))
+        if len(found) < count:
+            return []
+        if count > 1:
+            found.sort()
+        return [(number, each) for number in found]
+
+    def _split(self, gpus: int, kinds: Sequence[int], need: Need) -> list[tuple[int, int]]:
+        """Fewest nodes that jointly have ``gpus`` GPUs: the emptiest first, the last best fit."""
+        parts: dict[int, int] = {}
+        rest = gpus
+        for number, most in self._emptiest(gpus, kinds, need):
+            if rest <= most:
+                tightest = self.fitting(kinds, need, rest)
+                last = next((one for one in tightest if one not in parts), number)
+                parts[last] = rest
+                return sorted(parts.items())
+            parts[number] = most
+            rest -= most
+        return []
+
+    def _emptiest(self, gpus: int, kinds: Sequence[int], need: Need) -> Iterator[tuple[int, int]]:
+        """Nodes with the most GPUs that each can give with what they need, largest first."""
+        seen: set[int] = set()
+        most = max(self.pool.kinds[kind].total.gpus for kind in kinds)
+        for count in range(min(gpus, most), 0, -1):
+            for number in self.fitting(kinds, need, count):
+                if number not in seen:
+                    seen.add(number)
+                    yield number, count
