@@ -12,6 +12,7 @@ from slurm_synergy.cli.config_cmd import config
 from slurm_synergy.cli.control import drain, jobs, resume, status
 from slurm_synergy.cli.devcluster_cmd import devcluster
 from slurm_synergy.cli.profile_cmd import profile
+from slurm_synergy.cli.simulate_cmd import simulate
 from slurm_synergy.errors import ConfigError, SynergyError
 
 __all__ = ["cli", "main"]
@@ -23,7 +24,7 @@ def cli() -> None:
     """Look at and steer slurm-synergy, the scheduler of deep-learning jobs on Slurm."""
 
 
-for _command in (status, jobs, drain, resume, config, profile, devcluster):
+for _command in (status, jobs, drain, resume, config, profile, devcluster, simulate):
     cli.add_command(_command)
 
 

@@ -135,12 +135,16 @@ class DevCluster:
 
     @property
     def env(self) -> dict[str, str]:
-        """The variables that point commands at this cluster."""
-        return {
+        """The variables that point commands at this cluster, and at its controller if known."""
+        found = {
             "SLURM_CONF": str(self.conf_path),
             "SYNERGY_MUNGE_SOCKET": str(self.munge_socket),
             "SYNERGY_DEVCLUSTER_DIR": str(self.state_dir),
         }
+        site = self._record.get("site") or self.site
+        if isinstance(site, dict) and site.get("endpoint"):
+            found["SYNERGY_ENDPOINT"] = str(site["endpoint"])
+        return found
 
     @property
     def pids(self) -> dict[str, int]:

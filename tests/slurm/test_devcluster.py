@@ -309,6 +309,7 @@ def test_the_command_line_brings_a_cluster_up_and_down(short_path: Path) -> None
         assert other.exit_code == 1 and "take it down first" in other.output
         assert json.loads(done.output)["nodes"] == {"n-1": "idle", "n-2": "idle"}
         shell = invoke(devcluster, ["env", *place]).output
+        assert "export SYNERGY_ENDPOINT=127.0.0.1:7311" in shell
         assert all(line.startswith("export ") for line in shell.splitlines())
         shown = subprocess.run(
             ["bash", "-c", f"{shell}\nsinfo -h -p main -o %G"],

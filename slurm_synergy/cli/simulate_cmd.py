@@ -1,0 +1,240 @@
+"""``synergyctl simulate``: what would it bring, on a pool and a workload of one's own."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slurm_synergy.cli.tables import print_table
+from slurm_synergy.config import SchedulingSettings
+from slurm_synergy.errors import ConfigError
+
+__all__ = ["simulate"]
+
+_S_PER_H = 3600.0
+
+
+@click.command()
+@click.option(
+    "--cluster",
+    "cluster_path",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="YAML file with the nodes (groups of name, count, gpu_type, gpus, cpus, mem_gib).",
+)
+@click.option(
+    "--trace",
+    "trace_name",
+    metavar="TRACE",
+    help="FILE (job_id,model,arrival_s,gpus and iterations or duration_s), sacct:FILE "
+    "(sacct -P -o JobID,User,Submit,Elapsed,AllocTRES) or "
+    "philly:FILE[,from_h=H][,to_h=H][,jobs=N].",
+)
+@click.option(
+    "--generate",
+    "recipe",
+    metavar="RECIPE",
+    help="Make a trace, e.g. philly-derived:load=9,split=20/70/10,gpus=single,jobs=6000,seed=1 "
+    "(gpus: single or philly; arrivals: poisson or static).",
+)
+@click.option("--policy", "policy_name", default="fifo", show_default=True, help="Who runs.")
+@click.option(
+    "--mechanism",
+    "mechanism_name",
+    default="tune",
+    show_default=True,
+    help="Where, and with how much CPU and memory.",
+)
+@click.option(
+    "--round",
+    "round_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=300.0,
+    show_default=True,
+    help="Seconds between periodic rounds.",
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of all randomness.")
+@click.option(
+    "--measure",
+    "measure",
+    metavar="FROM:TO",
+    help="Count only the jobs with these ids (TO excluded); stop when they are done.",
+)
+@click.option(
+    "--split",
+    default="20/70/10",
+    show_default=True,
+    help="Image/language/speech models for jobs whose trace names no model.",
+)
+@click.option(
+    "--reference-semantics",
+    is_flag=True,
+    help="Progress and completion at round ends, in whole iterations, every round planned anew, "
+    "as Synergy's own simulator does. Implies --ideal.",
+)
+@click.option("--ideal", is_flag=True, help="Restarts, checkpoints and profiling cost nothing.")
+@click.option(
+    "--restart-cost",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    show_default=True,
+    help="Seconds without progress after a restart.",
+)
+@click.option(
+    "--checkpoint-cost",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    show_default=True,
+    help="Seconds that a stop takes.",
+)
+@click.option(
+    "--profiling-cost",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="Seconds of profiling before a job may run.",
+)
+@click.option(
+    "--profile-error",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="How wrong profiles may be: 0.1 is up to 10 % either way.",
+)
+@click.option(
+    "--jobs-out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write one CSV line per job.",
+)
+@click.option(
+    "--timeline-out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write one CSV line per round: jobs and what they hold.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def simulate(
+    cluster_path: Path,
+    trace_name: str | None,
+    recipe: str | None,
+    policy_name: str,
+    mechanism_name: str,
+    round_s: float,
+    seed: int,
+    measure: str | None,
+    split: str,
+    reference_semantics: bool,
+    ideal: bool,
+    restart_cost: float,
+    checkpoint_cost: float,
+    profiling_cost: float,
+    profile_error: float,
+    jobs_out: Path | None,
+    timeline_out: Path | None,
+    as_json: bool,
+) -> None:
+    """Play a workload on a virtual clock with the controller's own rounds.
+
+    The policy and the mechanism are the ones that the controller runs. Fields of the result end in
+    their unit; utilisations are what leases hold, over the whole simulation.
+    """
+    from slurm_synergy.mechanisms import MECHANISMS
+    from slurm_synergy.policies import POLICIES
+    from slurm_synergy.simulator.cluster import Costs
+    from slurm_synergy.simulator.engine import Moment
+    from slurm_synergy.simulator.generate import generate
+    from slurm_synergy.simulator.metrics import JobResult, write_rows
+    from slurm_synergy.simulator.pool import read_nodes
+    from slurm_synergy.simulator.study import Semantics, Study, run_study
+    from slurm_synergy.simulator.traces import read_trace
+
+    if (trace_name is None) == (recipe is None):
+        raise click.UsageError("give one of --trace and --generate")
+    free = ideal or reference_semantics
+    costs = Costs(restart_s=restart_cost, checkpoint_s=checkpoint_cost, profiling_s=profiling_cost)
+    result = run_study(
+        Study(
+            nodes=read_nodes(cluster_path),
+            trace=read_trace(trace_name) if trace_name else generate(recipe or "", seed),
+            policy=_pick("policy", policy_name, POLICIES),
+            mechanism=_pick("mechanism", mechanism_name, MECHANISMS),
+            round_s=round_s,
+            event_delay_s=SchedulingSettings().debounce_s,
+            semantics=Semantics.REFERENCE if reference_semantics else Semantics.EXACT,
+            costs=Costs() if free else costs,
+            split=split,
+            measured=_ids(measure),
+            profile_error=profile_error,
+            seed=seed,
+            stopwatch=time.perf_counter,
+        )
+    )
+    if jobs_out:
+        write_rows(jobs_out, JobResult, result.jobs)
+    if timeline_out:
+        write_rows(timeline_out, Moment, result.played.moments)
+    if as_json:
+        more = {"assumptions": list(result.assumptions)} if result.assumptions else {}
+        click.echo(json.dumps({**result.summary, **more}))
+    else:
+        _show(result.summary)
+        for text in result.assumptions:
+            click.echo(f"assumed: {text}", err=True)
+
+
+def _pick(kind: str, name: str, known: Mapping[str, Any]) -> Any:
+    if name not in known:
+        raise ConfigError(
+            f"there is no such {kind}",
+            key=f"--{kind}",
+            value=name,
+            remedy=f"choose one of {', '.join(sorted(known))}",
+        )
+    return known[name]
+
+
+def _ids(text: str | None) -> Collection[int]:
+    if text is None:
+        return ()
+    low, _, high = text.partition(":")
+    if low.isdigit() and high.isdigit() and int(low) < int(high):
+        return range(int(low), int(high))
+    raise ConfigError(
+        "is not a range of job ids", key="--measure", value=text, remedy="give one like 4000:5000"
+    )
+
+
+def _show(summary: Mapping[str, Any]) -> None:
+    """The summary for people: hours and percent."""
+    jobs, took = summary["contention"], summary["round_ms"]
+    rows = [
+        ("policy, mechanism", f"{summary['policy']}, {summary['mechanism']}"),
+        ("jobs", f"{summary['jobs']}"),
+        ("average JCT", f"{summary['avg_jct_s'] / _S_PER_H:.3f} h"),
+        ("p99 JCT", f"{summary['p99_jct_s'] / _S_PER_H:.3f} h"),
+        ("makespan", f"{summary['makespan_s'] / _S_PER_H:.3f} h"),
+        ("GPU hours per job", f"{summary['gpu_hours_per_job']:.3f}"),
+        ("restarts per job", f"{summary['restarts_per_job']:.2f}"),
+        ("GPUs leased", f"{summary['gpu_util']:.1%}"),
+        ("CPUs leased", f"{summary['cpu_util']:.1%}"),
+        ("memory leased", f"{summary['mem_util']:.1%}"),
+        (
+            "jobs in the system",
+            f"{jobs['mean']:.1f} on average, {jobs['max']} at most",
+        ),
+        (
+            "finish-time fairness",
+            f"worst {summary['ftf']['worst']:.2f}, {summary['ftf']['unfair_fraction']:.1%} of "
+            "jobs above 1",
+        ),
+        (
+            "time per round",
+            f"median {took['median']:.1f} ms, p95 {took['p95']:.1f} ms",
+        ),
+        ("time in all", f"{summary['wall_s']:.1f} s"),
+    ]
+    print_table(("quantity", "value"), rows)

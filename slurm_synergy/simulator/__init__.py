@@ -1,0 +1,1 @@
+"""The simulator: the controller's own rounds on a virtual clock."""

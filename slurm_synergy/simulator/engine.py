@@ -1,0 +1,310 @@
+"""Playing a workload: the controller's own rounds, one event after the other.
+
+Two ways of playing exist, and both call :func:`slurm_synergy.round.run_round`:
+
+* :func:`play` is exact. Jobs start, are resized, checkpoint and end at the very second. As on a
+  live cluster, a round follows every event after a short delay, and comes periodically otherwise;
+  leases are kept.
+* :func:`play_rounds` has the semantics of Synergy's reference simulator (algorithms B.8): progress
+  and completion happen at round ends, in whole iterations, and all leases end there, so that each
+  round is planned from an empty pool. The first round is ``event_delay_s`` after the first arrival.
+
+Rounds in which nothing can change are not played: when nothing has happened since the last one, and
+the policy's order cannot have changed by itself (:class:`Reordering`). The last plan then holds on.
+Only ties between equal demands that the order would break could fall otherwise.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from slurm_synergy.cluster import Hold, Renew
+from slurm_synergy.core.decide import Mechanism, Policy
+from slurm_synergy.core.model import Node
+from slurm_synergy.errors import ModelError
+from slurm_synergy.round import RoundResult, run_round
+from slurm_synergy.simulator.cluster import (
+    Costs,
+    Running,
+    SimulatedCluster,
+    SimulatedRecords,
+    VirtualClock,
+    World,
+)
+from slurm_synergy.simulator.truth import SimulatedJob, whole_iterations
+
+__all__ = ["Moment", "Outline", "Played", "Reordering", "play", "play_rounds"]
+
+# More rounds than this without time passing between them: plans chase each other.
+_MOST_ROUNDS_AT_ONCE = 50
+
+
+class Reordering(Enum):
+    """When a policy's order of jobs can change."""
+
+    NEVER = "never"  # a new job comes last: first in, first out
+    BY_EVENTS = "events"  # those that run only move further ahead of those that wait
+    ALWAYS = "always"  # by the passing of time alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """The state right after a round."""
+
+    time_s: float
+    active: int
+    waiting: int
+    gpus: int
+    cpus: int
+    mem_mib: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """What is played. ``measured`` are the ids whose completion ends it; empty means all jobs."""
+
+    nodes: tuple[Node, ...]
+    jobs: tuple[SimulatedJob, ...]
+    policy: Policy
+    mechanism: Mechanism
+    round_s: float
+    reordering: Reordering = Reordering.ALWAYS
+    costs: Costs = field(default_factory=Costs)
+    event_delay_s: float = 0.0
+    measured: Collection[int] = ()
+    stopwatch: Callable[[], float] = lambda: 0.0
+
+
+@dataclass(slots=True)
+class Played:
+    """What happened: the world at the end, how long each round took, and the state after it."""
+
+    world: World
+    began_s: float
+    round_ms: list[float] = field(default_factory=list)
+    moments: list[Moment] = field(default_factory=list)
+
+
+class _Player:
+    """What both ways of playing share: arrivals, rounds, and the end."""
+
+    def __init__(self, outline: Outline) -> None:
+        self.outline = outline
+        arrivals = sorted(outline.jobs, key=lambda one: (one.job.submitted_s, one.job.job_id))
+        if not arrivals:
+            raise ModelError("there is no job to simulate")
+        self._arrivals = arrivals
+        self._next = 0
+        self.world = World(nodes=outline.nodes, costs=outline.costs)
+        self.world.now_s = arrivals[0].job.submitted_s
+        self.played = Played(world=self.world, began_s=self.world.now_s)
+        self._seam = (
+            SimulatedCluster(self.world),
+            SimulatedRecords(self.world),
+            VirtualClock(self.world),
+        )
+        measured = set(outline.measured) or {one.job.job_id for one in arrivals}
+        missing = measured - {one.job.job_id for one in arrivals}
+        if missing:
+            raise ModelError(f"job {min(missing)} is to be measured but not in the trace")
+        self._open = measured
+        self._seen_finished = 0
+
+    def is_over(self) -> bool:
+        """Whether all measured jobs are done."""
+        for one in self.world.finished[self._seen_finished :]:
+            self._open.discard(one.job_id)
+        self._seen_finished = len(self.world.finished)
+        return not self._open
+
+    def next_arrival_s(self) -> float:
+        """When the next job can be planned for the first time; infinite when there is none."""
+        if self._next == len(self._arrivals):
+            return math.inf
+        return self._arrivals[self._next].job.submitted_s + self.outline.costs.profiling_s
+
+    def admit(self) -> int:
+        """Let in who has arrived by now; how many that were."""
+        before = self._next
+        while self.next_arrival_s() <= self.world.now_s:
+            self.world.arrive(self._arrivals[self._next])
+            self._next += 1
+        return self._next - before
+
+    def arrivals_matter(self) -> bool:
+        """Whether a new job could change a plan made without it."""
+        return self.outline.reordering is not Reordering.NEVER or self.world.free_gpus > 0
+
+    def time_matters(self) -> bool:
+        """Whether a plan could change by the passing of time alone."""
+        if self.outline.reordering is not Reordering.ALWAYS:
+            return False
+        return any(one.placement is None for one in self.world.jobs.values())
+
+    def round(self) -> RoundResult:
+        """One round of the controller."""
+        outline = self.outline
+        began_s = outline.stopwatch()
+        result = run_round(*self._seam, outline.policy, outline.mechanism, outline.round_s)
+        self.played.round_ms.append((outline.stopwatch() - began_s) * 1e3)
+        usage, jobs = self.world.usage, self.world.jobs
+        self.played.moments.append(
+            Moment(
+                time_s=self.world.now_s,
+                active=len(jobs),
+                waiting=sum(one.placement is None for one in jobs.values()),
+                gpus=usage.gpus,
+                cpus=usage.cpus,
+                mem_mib=usage.mem_mib,
+            )
+        )
+        return result
+
+    def stuck(self) -> ModelError:
+        """The complaint when jobs are left but nothing will ever happen."""
+        left = sorted(self.world.jobs)
+        running = [one for one in self.world.jobs.values() if one.placement is not None]
+        what = "run without advancing" if running else "wait, but are never started"
+        return ModelError(
+            f"at {self.world.now_s:.0f} s {len(left)} jobs {what}, the first is job {left[0]}; do "
+            "its GPUs, nodes and memory fit into the pool, and does its model run with a "
+            "proportional share of memory?"
+        )
+
+
+# exact -----------------------------------------------------------------------------------------
+
+
+def play(outline: Outline) -> Played:
+    """Play ``outline`` exactly. Raises ModelError when jobs can never end."""
+    player = _Player(outline)
+    timetable = _Timetable()
+    due_s, at_once = player.world.now_s, 0
+    while not player.is_over():
+        next_s = min(player.next_arrival_s(), timetable.next_s(), due_s)
+        if next_s == math.inf:
+            raise player.stuck()
+        at_once = at_once + 1 if next_s <= player.world.now_s else 0
+        if at_once > _MOST_ROUNDS_AT_ONCE + len(outline.jobs):
+            raise ModelError(f"at {player.world.now_s:.0f} s plans do not come to rest")
+        player.world.advance(max(next_s, player.world.now_s))
+        news = timetable.happen(player.world)
+        matters = player.arrivals_matter()
+        if player.admit() and matters:
+            news = True
+        if news:
+            due_s = min(due_s, player.world.now_s + outline.event_delay_s)
+        if due_s <= player.world.now_s:
+            result = player.round()
+            rests = _is_quiet(result) and not player.time_matters()
+            due_s = math.inf if rests else player.world.now_s + outline.round_s
+            timetable.note(player.world)
+    return player.played
+
+
+def _is_quiet(result: RoundResult) -> bool:
+    changes = any(not isinstance(action, Renew | Hold) for action in result.actions)
+    return not changes and not result.deferred
+
+
+class _Timetable:
+    """When running jobs end and stopping ones are out, as far as known."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, int, Running]] = []
+
+    def note(self, world: World) -> None:
+        """Take in the jobs whose future has changed."""
+        for one in world.changed:
+            stop_s = one.stopping_until_s
+            when_s = one.finish_s() if stop_s is None else stop_s
+            if one.placement is not None and when_s < math.inf:
+                heapq.heappush(self._heap, (when_s, one.job_id, one.version, one))
+        world.changed.clear()
+
+    def next_s(self) -> float:
+        """When the next thing happens; infinite when nothing will."""
+        while self._heap and self._heap[0][2] != self._heap[0][3].version:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else math.inf
+
+    def happen(self, world: World) -> bool:
+        """Let everything happen that is due; whether anything was."""
+        any_news = False
+        while self.next_s() <= world.now_s:
+            one = heapq.heappop(self._heap)[3]
+            if one.stopping_until_s is not None:
+                world.release(one)
+            else:
+                world.complete(one)
+            any_news = True
+        return any_news
+
+
+# as the reference ------------------------------------------------------------------------------
+
+
+def play_rounds(outline: Outline) -> Played:
+    """Play ``outline`` as the reference simulator does. Raises ModelError when jobs cannot end."""
+    player = _Player(outline)
+    world = player.world
+    world.advance(world.now_s + outline.event_delay_s)
+    while True:
+        player.admit()
+        player.round()
+        world.changed.clear()
+        for one in world.jobs.values():
+            if one.placement is None:
+                one.last_layout = ()  # whoever waits and comes back restarts
+        held = [one for one in world.jobs.values() if one.placement is not None]
+        gains = {one.job_id: _gain(one, outline.round_s) for one in held}
+        count = _rounds_until_news(player, held, gains)
+        for _ in range(count - 1):
+            world.advance(world.now_s + outline.round_s)
+            player.admit()
+        world.advance(world.now_s + outline.round_s)
+        _end_round(world, held, gains, count)
+        if player.is_over():
+            return player.played
+
+
+def _gain(one: Running, round_s: float) -> float:
+    gain = whole_iterations(one.spec, one.rate, round_s)
+    if gain <= 0:
+        raise ModelError(
+            f"job {one.job_id} does not finish an iteration in a round of {round_s:g} s; use "
+            "longer rounds or exact semantics"
+        )
+    return gain
+
+
+def _rounds_until_news(player: _Player, held: Sequence[Running], gains: dict[int, float]) -> int:
+    """How many rounds the plan can be kept: until a job ends, or arrives and matters."""
+    if player.time_matters():
+        return 1
+    now_s, round_s = player.world.now_s, player.outline.round_s
+    counts = [
+        max(1, math.ceil((one.spec.samples - one.done) / gains[one.job_id] - 1e-9)) for one in held
+    ]
+    arrival_s = player.next_arrival_s()
+    if arrival_s < math.inf and player.arrivals_matter():
+        counts.append(max(1, math.ceil((arrival_s - now_s) / round_s)))
+    if not counts:
+        raise player.stuck()
+    return min(counts)
+
+
+def _end_round(world: World, held: Sequence[Running], gains: dict[int, float], count: int) -> None:
+    """Credit ``count`` rounds of progress and end all leases."""
+    for one in held:
+        done = one.done + count * gains[one.job_id]
+        one.rate, one.since_s = 0.0, world.now_s
+        if done >= one.spec.samples * (1 - 1e-12):
+            world.complete(one)
+        else:
+            one.done = done
+            world.end_lease(one)

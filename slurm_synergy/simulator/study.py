@@ -1,0 +1,124 @@
+"""One simulation from its ingredients: pool, trace, policy and mechanism, and how to play it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from types import MappingProxyType
+from typing import Any
+
+from slurm_synergy.core.decide import Mechanism, Policy
+from slurm_synergy.core.model import Node
+from slurm_synergy.simulator.cluster import Costs
+from slurm_synergy.simulator.engine import Outline, Played, Reordering, play, play_rounds
+from slurm_synergy.simulator.generate import ModelMix, parse_split
+from slurm_synergy.simulator.metrics import JobResult, job_results, summarise
+from slurm_synergy.simulator.sensitivity import MEASURED_ON, MODELS
+from slurm_synergy.simulator.traces import Trace, with_models
+from slurm_synergy.simulator.workload import make_workload
+
+__all__ = ["Semantics", "Study", "StudyResult", "run_study"]
+
+_REORDERING: Mapping[str, Reordering] = MappingProxyType(
+    {"fifo": Reordering.NEVER, "srtf": Reordering.BY_EVENTS}
+)
+"""Policies whose order is known to keep by itself; any other may change at any time."""
+
+
+class Semantics(Enum):
+    """How time passes; see :mod:`slurm_synergy.simulator.engine`."""
+
+    EXACT = "exact"
+    REFERENCE = "reference"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """What to simulate. Times in seconds.
+
+    ``split`` are the parts of image, language and speech models for jobs whose trace names none;
+    ``measured`` the ids of the jobs that count, and whose completion ends the simulation (empty:
+    all). ``profile_error`` 0.1 means that beliefs are off by up to 10 %, at random by ``seed``.
+    ``stopwatch`` gives seconds of real time.
+    """
+
+    nodes: tuple[Node, ...]
+    trace: Trace
+    policy: Policy
+    mechanism: Mechanism
+    round_s: float = 300.0
+    event_delay_s: float = 1.0
+    semantics: Semantics = Semantics.EXACT
+    costs: Costs = field(default_factory=Costs)
+    split: str = "20/70/10"
+    measured: Collection[int] = ()
+    profile_error: float = 0.0
+    seed: int = 0
+    stopwatch: Callable[[], float] = lambda: 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyResult:
+    """What came out: the summary (architecture section 9), each measured job, the course of it.
+
+    ``assumptions`` are what the trace did not tell, in words.
+    """
+
+    summary: Mapping[str, Any]
+    jobs: tuple[JobResult, ...]
+    played: Played
+    assumptions: tuple[str, ...] = ()
+
+
+def run_study(study: Study) -> StudyResult:
+    """Simulate. Raises ConfigError or ModelError for a workload that cannot run on the pool."""
+    began_s = study.stopwatch()
+    trace = _complete(study)
+    believed_s = study.costs.restart_s + study.costs.checkpoint_s
+    jobs = make_workload(
+        trace,
+        study.nodes,
+        restart_s=believed_s,
+        profile_error=study.profile_error,
+        seed=study.seed,
+    )
+    outline = Outline(
+        nodes=study.nodes,
+        jobs=jobs,
+        policy=study.policy,
+        mechanism=study.mechanism,
+        round_s=study.round_s,
+        reordering=_REORDERING.get(study.policy.name, Reordering.ALWAYS),
+        costs=study.costs,
+        event_delay_s=study.event_delay_s,
+        measured=study.measured,
+        stopwatch=study.stopwatch,
+    )
+    played = (play if study.semantics is Semantics.EXACT else play_rounds)(outline)
+    results = job_results(played, study.measured)
+    summary = summarise(
+        played,
+        results,
+        policy=study.policy.name,
+        mechanism=study.mechanism.name,
+        wall_s=study.stopwatch() - began_s,
+    )
+    return StudyResult(
+        summary=summary, jobs=tuple(results), played=played, assumptions=trace.assumptions
+    )
+
+
+def _complete(study: Study) -> Trace:
+    """The trace with a model for every job, and all that had to be assumed for this pool."""
+    mix = ModelMix(parse_split(study.split))
+    trace = with_models(
+        study.trace,
+        mix.next,
+        f"the trace names no models: they are dealt out {study.split} (image/language/speech)",
+    )
+    others = sorted({node.gpu_type for node in study.nodes} - {MEASURED_ON})
+    if others and any(job.model in MODELS for job in trace.jobs):
+        text = f"GPUs of type {', '.join(others)} are taken to be as fast as a {MEASURED_ON}"
+        trace = replace(trace, assumptions=(*trace.assumptions, text))
+    return trace

@@ -1,0 +1,297 @@
+"""Reading traces: which job arrived when, on how many GPUs, with how much work.
+
+A trace is named ``FILE``, ``philly:FILE[,from_h=H][,to_h=H][,jobs=N]`` or ``sacct:FILE``. A plain
+FILE is a CSV with the columns ``job_id, model, arrival_s, gpus`` and ``iterations`` (of one GPU's
+batch each) or ``duration_s`` (at the GPU-proportional share); Synergy's recorded traces are of this
+kind. What is malformed is a ConfigError that names the file, the line and the column.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from slurm_synergy.errors import ConfigError
+
+__all__ = ["Trace", "TraceJob", "parse_options", "read_trace", "with_models"]
+
+_SIZES = (1, 2, 4, 8, 16)
+_MINUTES = (10**1.5, 10**4)
+_S_PER_H = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceJob:
+    """One job of a trace. Exactly one of ``iterations`` and ``duration_s`` is set.
+
+    ``duration_s`` is the run time at the GPU-proportional share. ``model`` None means that the
+    trace does not tell. ``nodes`` None means free to split.
+    """
+
+    job_id: int
+    arrival_s: float
+    gpus: int
+    model: str | None = None
+    iterations: int | None = None
+    duration_s: float | None = None
+    nodes: int | None = None
+    user: str = "trace"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Jobs by arrival, and in words what had to be assumed or was left out to get them."""
+
+    jobs: tuple[TraceJob, ...]
+    assumptions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One row with its place, so that every complaint can name it."""
+
+    file: str
+    line: int
+    cells: Mapping[str, str | None]
+
+    def error(
+        self, column: str, what: str, remedy: str = "correct the row or remove it"
+    ) -> ConfigError:
+        value = self.cells.get(column)
+        return ConfigError(
+            what,
+            file=self.file,
+            key=f"line {self.line}, column {column}",
+            value=value,
+            remedy=remedy,
+        )
+
+    def text(self, column: str) -> str:
+        value = self.cells.get(column)
+        if value is None or not value.strip():
+            raise self.error(column, "is missing")
+        return value.strip()
+
+    def number(self, column: str, least: float) -> float:
+        try:
+            value = float(self.text(column))
+        except ValueError:
+            raise self.error(column, "is not a number") from None
+        if not least <= value < float("inf"):
+            raise self.error(column, f"must be a number of at least {least:g}")
+        return value
+
+    def integer(self, column: str, least: int) -> int:
+        value = self.number(column, least)
+        if value != int(value):
+            raise self.error(column, "must be a whole number")
+        return int(value)
+
+    def moment(self, column: str) -> datetime:
+        try:
+            return datetime.fromisoformat(self.text(column)).replace(tzinfo=None)
+        except ValueError:
+            raise self.error(column, "is not a date and time like 2024-05-01T12:00:00") from None
+
+
+def read_trace(name: str) -> Trace:
+    """The trace called ``name``. Raises ConfigError for what cannot be read or understood."""
+    kind, _, rest = name.partition(":")
+    if kind == "philly" and rest:
+        file, *options = rest.split(",")
+        return _read_philly(
+            Path(file), parse_options(",".join(options), ("from_h", "to_h", "jobs"))
+        )
+    if kind == "sacct" and rest:
+        return _read_sacct(Path(rest))
+    return _read_csv(Path(name))
+
+
+def parse_options(text: str, known: Sequence[str]) -> dict[str, str]:
+    """``key=value,key=value`` as a mapping. Raises ConfigError naming the known keys."""
+    found: dict[str, str] = {}
+    for part in filter(None, text.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals or key not in known or key in found:
+            raise ConfigError(
+                "is not understood",
+                key=part,
+                remedy=f"give key=value, each once, of {', '.join(known)}",
+            )
+        found[key] = value
+    return found
+
+
+def _rows(path: Path, delimiter: str, needed: Sequence[str]) -> Iterator[_Row]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, delimiter=delimiter, restkey="(surplus)")
+            columns = reader.fieldnames or ()
+            missing = [name for name in needed if name not in columns]
+            if missing:
+                raise ConfigError(
+                    f"has no column {', '.join(missing)}",
+                    file=str(path),
+                    key="line 1",
+                    remedy=f"the first line must name the columns; it names {', '.join(columns)}",
+                )
+            for cells in reader:
+                row = _Row(str(path), reader.line_num, cells)
+                if "(surplus)" in cells:
+                    raise row.error("(surplus)", f"the row has more than {len(columns)} cells")
+                yield row
+    except (OSError, UnicodeDecodeError) as err:
+        raise ConfigError(
+            f"cannot be read: {err}", file=str(path), remedy="name a readable text file"
+        ) from err
+
+
+def _by_arrival(jobs: list[TraceJob], path: Path) -> tuple[TraceJob, ...]:
+    if not jobs:
+        raise ConfigError("has no job that can be simulated", file=str(path), remedy="see its rows")
+    return tuple(sorted(jobs, key=lambda job: (job.arrival_s, job.job_id)))
+
+
+# job lists -------------------------------------------------------------------------------------
+
+
+def _read_csv(path: Path) -> Trace:
+    jobs: list[TraceJob] = []
+    lines: dict[int, int] = {}
+    for row in _rows(path, ",", ("job_id", "model", "arrival_s", "gpus")):
+        job_id = row.integer("job_id", 0)
+        if job_id in lines:
+            raise row.error("job_id", f"is the id of line {lines[job_id]} already")
+        lines[job_id] = row.line
+        by_iterations = "iterations" in row.cells
+        if not by_iterations and "duration_s" not in row.cells:
+            raise row.error("iterations", "the trace has neither iterations nor duration_s")
+        jobs.append(
+            TraceJob(
+                job_id=job_id,
+                arrival_s=row.number("arrival_s", 0.0),
+                gpus=row.integer("gpus", 1),
+                model=row.text("model"),
+                iterations=row.integer("iterations", 1) if by_iterations else None,
+                duration_s=None if by_iterations else row.number("duration_s", 1e-3),
+            )
+        )
+    return Trace(jobs=_by_arrival(jobs, path))
+
+
+def _read_philly(path: Path, options: Mapping[str, str]) -> Trace:
+    """The Philly job list as the paper uses it: plausible run times, sizes up to 16 GPUs."""
+    from_h, to_h = (
+        _positive(options, key, default) for key, default in (("from_h", 0.0), ("to_h", 1e9))
+    )
+    most = int(_positive(options, "jobs", 1e9))
+    rows = [
+        (row.moment("timestamp"), row.number("duration", 0.0), row.integer("num_gpus", 1))
+        for row in _rows(path, ",", ("timestamp", "duration", "num_gpus"))
+    ]
+    first = min((when for when, _, _ in rows), default=None)
+    jobs: list[TraceJob] = []
+    for when, duration_s, gpus in sorted(rows):
+        hours = (when - first).total_seconds() / _S_PER_H if first else 0.0
+        usual = gpus in _SIZES and _MINUTES[0] < duration_s / 60 < _MINUTES[1]
+        if usual and from_h <= hours < to_h and len(jobs) < most:
+            jobs.append(
+                TraceJob(
+                    job_id=len(jobs) + 1,
+                    arrival_s=(hours - from_h) * _S_PER_H,
+                    gpus=gpus,
+                    duration_s=duration_s,
+                )
+            )
+    left_out = (
+        f"{len(jobs)} of {len(rows)} jobs: those of {', '.join(map(str, _SIZES))} GPUs that ran "
+        f"{_MINUTES[0]:.1f} to {_MINUTES[1]:.0f} minutes, hours {from_h:g} to {to_h:g}"
+    )
+    share = "run times in the trace are taken as those at the GPU-proportional share"
+    return Trace(jobs=_by_arrival(jobs, path), assumptions=(left_out, share))
+
+
+def _positive(options: Mapping[str, str], key: str, default: float) -> float:
+    try:
+        value = float(options.get(key, default))
+    except ValueError:
+        value = -1.0
+    if value < 0:
+        raise ConfigError("is not a number of at least 0", key=key, value=options[key])
+    return value
+
+
+# Slurm's accounting ----------------------------------------------------------------------------
+
+_ELAPSED = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?$")
+_GPUS = re.compile(r"(?:^|,)gres/gpu=(\d+)")
+_TYPED_GPUS = re.compile(r"(?:^|,)gres/gpu:[^=,]+=(\d+)")
+_NODES = re.compile(r"(?:^|,)node=(\d+)")
+
+
+def _read_sacct(path: Path) -> Trace:
+    """``sacct -P -o JobID,User,Submit,Elapsed,AllocTRES`` (more columns do no harm)."""
+    found: list[tuple[datetime, float, int, int | None, str]] = []
+    steps, no_gpus, never_ran = 0, 0, 0
+    for row in _rows(path, "|", ("JobID", "Submit", "Elapsed", "AllocTRES")):
+        if "." in row.text("JobID"):
+            steps += 1
+            continue
+        tres = row.cells.get("AllocTRES") or ""
+        elapsed_s = _elapsed_s(row)
+        if not elapsed_s or not tres:
+            never_ran += 1
+        elif not (gpus := _gpus(tres)):
+            no_gpus += 1
+        else:
+            nodes = _NODES.search(tres)
+            count = int(nodes.group(1)) if nodes else None
+            even = count if count and gpus % count == 0 else None
+            user = (row.cells.get("User") or "").strip() or "unknown"
+            found.append((row.moment("Submit"), elapsed_s, gpus, even, user))
+    found.sort(key=lambda one: one[0])
+    jobs = [
+        TraceJob(
+            job_id=index,
+            arrival_s=(submitted - found[0][0]).total_seconds(),
+            gpus=gpus,
+            duration_s=elapsed_s,
+            nodes=nodes,
+            user=user,
+        )
+        for index, (submitted, elapsed_s, gpus, nodes, user) in enumerate(found, start=1)
+    ]
+    left_out = (
+        f"left out: {steps} steps, {no_gpus} jobs without GPUs, {never_ran} that never ran; jobs "
+        "are numbered by submission"
+    )
+    share = "elapsed times are taken as those at the GPU-proportional share"
+    return Trace(jobs=_by_arrival(jobs, path), assumptions=(left_out, share))
+
+
+def _elapsed_s(row: _Row) -> float:
+    match = _ELAPSED.match(row.text("Elapsed"))
+    if match is None:
+        raise row.error("Elapsed", "is not a duration like 1-02:03:04")
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24.0 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _gpus(tres: str) -> int:
+    """GPUs of a TRES list; Slurm may list them untyped, by type, or both ways."""
+    untyped = _GPUS.search(tres)
+    if untyped:
+        return int(untyped.group(1))
+    return sum(int(count) for count in _TYPED_GPUS.findall(tres))
+
+
+def with_models(trace: Trace, choose: Callable[[], str], assumption: str) -> Trace:
+    """``trace`` with a model for each job that names none, and the assumption stated."""
+    if all(job.model for job in trace.jobs):
+        return trace
+    jobs = tuple(job if job.model else replace(job, model=choose()) for job in trace.jobs)
+    return Trace(jobs=jobs, assumptions=(*trace.assumptions, assumption))
