@@ -24,8 +24,9 @@ from slurm_synergy.reconcile import reconcile
 # A solver is a program of its own: too slow for hundreds of plans, it has tests of its own below.
 SOLVING = {"opt"}
 SKIPPING = {name for name, one in MECHANISMS.items() if getattr(one, "may_skip", False)}
-# These rank by age, so time alone is an event to them.
-AGEING = {"ftf", "ftf_ascending"}
+# These rank by age or by the service had so far, so time alone is an event to them: las shares out
+# time by stopping what ran in favour of what waited.
+AGEING = {"ftf", "ftf_ascending", "las"}
 PAIRS = list(itertools.product(sorted(POLICIES), sorted(set(MECHANISMS) - SOLVING)))
 every_pair = pytest.mark.parametrize(("policy", "mechanism"), PAIRS)
 every_full_pair = pytest.mark.parametrize(
