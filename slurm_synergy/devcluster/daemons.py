@@ -93,7 +93,7 @@ class Daemons:
         left = processes.end([who for who in daemons if who != munged], grace_s=5.0)
         for _ in range(20):
             found = processes.job_processes(
-                cluster_name, marker, keep=[munged.pid] if munged else []
+                cluster_name, marker, self._state_dir, keep=[munged.pid] if munged else []
             )
             if not found:
                 break

@@ -99,15 +99,29 @@ def _pids() -> list[int]:
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
-def job_processes(cluster_name: str, marker: str, *, keep: Iterable[int] = ()) -> list[ProcessId]:
+def _is_step_daemon(pid: int, state_dir: Path) -> bool:
+    """A slurmstepd that a slurmd of this cluster started: it works in the state directory."""
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace")
+        return name.startswith("slurmstepd") and Path(f"/proc/{pid}/cwd").readlink() == state_dir
+    except OSError:
+        return False
+
+
+def job_processes(
+    cluster_name: str, marker: str, state_dir: Path, *, keep: Iterable[int] = ()
+) -> list[ProcessId]:
     """Step daemons and job processes of one cluster, with their descendants.
 
     They are told by their environment: ``marker`` is what our slurmd passes on to its step daemons,
-    and everything that these launch has SLURM_CLUSTER_NAME and SLURMD_NODENAME. A shell in which
-    the user only talks to the cluster has neither, and is left alone, as are the pids in ``keep``.
+    and everything that these launch has SLURM_CLUSTER_NAME and SLURMD_NODENAME. Step daemons of
+    24.11 write their titles over their environment; they are known by name and working directory
+    (``state_dir``). A shell in which the user only talks to the cluster has none of these, and is
+    left alone, as are the pids in ``keep``.
     """
     named = f"SLURM_CLUSTER_NAME={cluster_name}".encode()
     wanted = marker.encode()
+    place = state_dir.resolve()  # as /proc shows it
     spared = {*keep, os.getpid()}
     children: dict[int, list[int]] = {}
     found: list[int] = []
@@ -118,7 +132,8 @@ def job_processes(cluster_name: str, marker: str, *, keep: Iterable[int] = ()) -
         children.setdefault(int(fields[1]), []).append(pid)
         environment = _environment(pid)
         launched = any(entry.startswith(b"SLURMD_NODENAME=") for entry in environment)
-        if (wanted in environment or (named in environment and launched)) and pid not in spared:
+        of_a_job = wanted in environment or (named in environment and launched)
+        if pid not in spared and (of_a_job or _is_step_daemon(pid, place)):
             found.append(pid)
     everything: set[int] = set()
     while found:

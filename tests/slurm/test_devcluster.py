@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from slurm_synergy.cli.devcluster_cmd import devcluster
 from slurm_synergy.devcluster import DEFAULT_SHAPES, DevCluster, NodeShape, ports
 from slurm_synergy.devcluster.confinement import choose_task_plugin
-from slurm_synergy.devcluster.processes import identify
+from slurm_synergy.devcluster.processes import identify, job_processes
 from slurm_synergy.errors import DevClusterError
 
 if TYPE_CHECKING:
@@ -365,3 +365,27 @@ def test_a_cluster_outlives_the_command_that_started_it(short_path: Path) -> Non
     finally:
         cluster.down()
     assert cluster.pids == {}
+
+
+def test_step_daemons_are_known_without_their_environment(cluster: DevCluster) -> None:
+    # Slurm 24.11 writes titles over it; a step daemon that cannot report would stay for ever.
+    done = cluster.run(
+        ["sbatch", "--parsable", "--gres=gpu:1", "--mem=100", "--output=/dev/null"],
+        input="#!/bin/bash\nsleep 60\n",
+        cwd="/tmp",
+    )
+    job = done.stdout.strip()
+
+    def daemons() -> list[str]:
+        found = job_processes("nobody", "NOTHING=1", cluster.state_dir)
+        names = [Path(f"/proc/{who.pid}/comm").read_text() for who in found]
+        return [name for name in names if name.startswith("slurmstepd")]
+
+    try:
+        deadline_s = time.monotonic() + 15
+        while not daemons() and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+        assert daemons()
+        assert not job_processes("nobody", "NOTHING=1", cluster.state_dir / "elsewhere")
+    finally:
+        cluster.run(["scancel", "-f", job])
