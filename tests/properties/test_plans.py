@@ -218,7 +218,9 @@ def _assert_fits(snapshot: Snapshot, leased: dict[int, Placement]) -> None:
         assert total.gpus <= node.total.gpus and total.cpus <= node.total.cpus
 
 
-@every_pair
+# Not the baselines that may leave a granted job out: the policy's word for that job can stop
+# another one that fits, which is started again as soon as the first is left out (record 014).
+@every_full_pair
 @settings(max_examples=15)
 @given(data=st.data(), pool=nodes(), enforcement=st.sampled_from(Enforcement))
 def test_without_events_the_cluster_comes_to_rest(
