@@ -1,0 +1,371 @@
+"""At most one configuration for each job, within what the pool holds, with the largest total gain.
+
+This is Sia's integer program (SOSP '23, section 3.4) as a multiple-choice knapsack with a few rows:
+one or two for each GPU type. Lagrangian prices on the rows split it into one choice per job and
+give an upper bound for any choice, so every answer comes with a certificate:
+
+1. Prices that minimise the bound, by Newton's method on a smoothed bound.
+2. An incumbent: each job takes its best configuration at these prices; overfull rows are relieved
+   where it costs least, what is left is given where it brings most.
+3. Whatever a job would lose by another configuration beyond the gap between bound and incumbent is
+   out of the question. What remains is often small enough for dynamic programming, which is exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slurm_synergy.errors import ModelError
+
+__all__ = ["IDLE", "Assignment", "Choices", "assign"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+IDLE: Final = -1
+"""The configuration of a job that gets none."""
+
+_SMOOTHING: Final = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)  # relative to the typical gain
+_NEWTON_STEPS: Final = 8
+_HALVINGS: Final = 12
+_ENOUGH: Final = 2e-6  # a bound that one step of smoothing brings down by less is near its least
+_NEGLIGIBLE: Final = 60.0
+_SAMPLE: Final = 1000  # jobs that suffice for the coarse prices
+_FINE: Final = 2  # last steps of smoothing, which look at every job
+_DP_WORK: Final = 30_000_000  # additions of the exact step: about 30 ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """The program as numbers.
+
+    ``gains`` has shape ``(J, K)``: what configuration k brings to job j over being idle, ``-inf``
+    where it is not allowed. ``takes`` ``(R, K)`` and ``limits`` ``(R,)`` are the rows, whole
+    numbers. ``forced`` ``(J,)`` marks jobs that must get some configuration.
+    """
+
+    gains: Floats
+    takes: Floats
+    limits: Floats
+    forced: Bools
+
+    def __post_init__(self) -> None:
+        jobs, columns = self.gains.shape
+        rows = self.limits.shape[0]
+        if self.takes.shape != (rows, columns) or self.forced.shape != (jobs,):
+            raise ModelError(
+                f"choices of {jobs} jobs, {columns} configurations and {rows} rows do not agree "
+                f"with takes {self.takes.shape} and forced {self.forced.shape}"
+            )
+        if np.isnan(self.gains).any() or (self.gains == np.inf).any():
+            raise ModelError("gains must be numbers, or -inf where a configuration is not allowed")
+        if (self.takes < 0).any() or (self.limits < 0).any():
+            raise ModelError("rows must not be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """What was chosen: ``chosen`` ``(J,)`` configuration indices, or IDLE.
+
+    No choice has an objective above ``bound``; ``gap`` is the relative distance to it. ``prices``
+    ``(R,)`` is what a unit of each row is worth at the margin. ``feasible`` is False only when
+    forced jobs cannot all be served; then the forced jobs that do not fit are idle.
+    """
+
+    chosen: Ints
+    objective: float
+    bound: float
+    prices: Floats
+    exact: bool
+    feasible: bool = True
+
+    @property
+    def gap(self) -> float:
+        """Relative distance between bound and objective, 0 when proven best."""
+        return max(self.bound - self.objective, 0.0) / max(abs(self.objective), 1e-9)
+
+
+def assign(choices: Choices, *, gap: float = 1e-4) -> Assignment:
+    """Choose a configuration for every job; within ``gap`` of the best where that is cheap to do.
+
+    The answer is always feasible, and its bound is certified whatever the gap. Deterministic: among
+    equal choices the job with the smaller index comes first.
+    """
+    search = _Search(choices)
+    prices = search.prices()
+    bound, chosen = search.at(prices)
+    chosen = search.improve(search.relieve(chosen, prices), prices)
+    value = search.value(chosen)
+    exact = bound - value <= gap * max(abs(value), 1e-9)
+    if not exact:
+        found = search.core(prices, bound, chosen, value)
+        if found is not None:
+            chosen, exact = found, True
+            value = search.value(chosen)
+            bound = value
+    feasible = bool(((chosen != IDLE) | ~choices.forced).all())
+    return Assignment(
+        chosen=chosen, objective=value, bound=bound, prices=prices, exact=exact, feasible=feasible
+    )
+
+
+class _Search:
+    """The steps of ``assign`` on one program; idleness is an extra last column."""
+
+    def __init__(self, choices: Choices) -> None:
+        jobs, columns = choices.gains.shape
+        self.idle = columns
+        self.limits = choices.limits
+        self.takes = np.hstack([choices.takes, np.zeros((len(choices.limits), 1))])
+        self.gains = np.full((jobs, columns + 1), 0.0)
+        self.gains[:, :columns] = choices.gains
+        # A configuration that no longer fits even alone cannot be part of any answer.
+        alone = (choices.takes > choices.limits[:, None]).any(axis=0)
+        self.gains[:, :columns][:, alone] = -np.inf
+        served = np.isfinite(self.gains[:, :columns]).any(axis=1)
+        finite = self.gains[np.isfinite(self.gains)]
+        self.scale = float(np.abs(finite).max()) if finite.size and np.abs(finite).max() else 1.0
+        # Serving a forced job is worth more than all that the others could lose by it.
+        self.penalty = (jobs + 1) * 2 * self.scale
+        self.gains[choices.forced & served, self.idle] = -self.penalty
+        self.jobs = jobs
+        self.stride = 1  # of the jobs that the smoothed bound looks at
+
+    def value(self, chosen: Ints) -> float:
+        """The objective, without the penalty of forced jobs that stay idle."""
+        taken = chosen != IDLE
+        return float(self.gains[np.nonzero(taken)[0], chosen[taken]].sum())
+
+    def columns(self, chosen: Ints) -> Ints:
+        """Configuration indices with IDLE as the extra column."""
+        return np.where(chosen == IDLE, self.idle, chosen)
+
+    def used(self, columns: Ints) -> Floats:
+        """What a choice takes of each row."""
+        counts = np.bincount(columns, minlength=self.idle + 1)
+        return self.takes @ counts.astype(np.float64)
+
+    def at(self, prices: Floats) -> tuple[float, Ints]:
+        """The bound at ``prices``, and every job's best configuration there."""
+        reduced = self.gains - prices @ self.takes
+        best = np.argmax(reduced, axis=1)
+        total = reduced[np.arange(self.jobs), best].sum() + prices @ self.limits
+        return float(total), np.where(best == self.idle, IDLE, best).astype(np.int64)
+
+    def prices(self) -> Floats:
+        """Prices at (nearly) the least bound: Newton on the smoothed bound, ever less smooth."""
+        prices = np.zeros(len(self.limits))
+        if not self.jobs or not len(self.limits):
+            return prices
+        bound, chosen = self.at(prices)
+        if (self.used(self.columns(chosen)) <= self.limits).all():
+            return prices  # nothing is scarce
+        best, best_bound = prices, bound
+        typical = self._typical_gain()
+        for step, smoothing in enumerate(_SMOOTHING):
+            coarse = step < len(_SMOOTHING) - _FINE
+            self.stride = max(self.jobs // _SAMPLE, 1) if coarse else 1
+            prices = self._descend(prices, smoothing * typical)
+            bound, _ = self.at(prices)
+            closer = best_bound - bound
+            if bound < best_bound:
+                best, best_bound = prices, bound
+            if not coarse and 0 <= closer < _ENOUGH * abs(best_bound):
+                break
+        return best
+
+    def _typical_gain(self) -> float:
+        top = self.gains[:, : self.idle].max(axis=1, initial=-np.inf)
+        top = np.abs(top[np.isfinite(top)])
+        return float(np.median(top)) if top.size and np.median(top) > 0 else self.scale
+
+    def _descend(self, prices: Floats, smooth: float) -> Floats:
+        value, gradient, curvature = self._smoothed(prices, smooth)
+        for _ in range(_NEWTON_STEPS):
+            free = (prices > 0) | (gradient < 0)
+            if not free.any() or np.abs(gradient[free]).max() < 1e-3:
+                break
+            step = np.zeros_like(prices)
+            part = curvature[np.ix_(free, free)] + 1e-9 * np.eye(int(free.sum()))
+            ridge = max(float(np.trace(part)), 1e-12) * 1e-8
+            step[free] = np.linalg.solve(part + ridge * np.eye(len(part)), -gradient[free])
+            length = 1.0
+            for _ in range(_HALVINGS):
+                trial = np.maximum(prices + length * step, 0.0)
+                found = self._smoothed(trial, smooth)
+                if found[0] < value - 1e-12 * abs(value):
+                    break
+                length /= 2
+            else:
+                break
+            prices = trial
+            value, gradient, curvature = found
+        return prices
+
+    def _smoothed(self, prices: Floats, smooth: float) -> tuple[float, Floats, Floats]:
+        """Smoothed bound with its gradient ``(R,)`` and second derivatives ``(R, R)``."""
+        reduced = (self.gains[:: self.stride] - prices @ self.takes) * (1.0 / smooth)
+        top = reduced.max(axis=1, keepdims=True)
+        # Below that nothing is added to the sums, but denormal numbers are slow.
+        weights = np.exp(np.maximum(reduced - top, -_NEGLIGIBLE))
+        total = weights.sum(axis=1, keepdims=True)
+        weights /= total
+        limits = self.limits * (len(reduced) / self.jobs)
+        value = smooth * float((top + np.log(total)).sum()) + float(prices @ limits)
+        expected = weights @ self.takes.T  # (J, R): what each job is likely to take
+        gradient = limits - expected.sum(axis=0)
+        column = weights.sum(axis=0)
+        second = (self.takes * column) @ self.takes.T - expected.T @ expected
+        return value, gradient, second / smooth
+
+    def relieve(self, chosen: Ints, prices: Floats) -> Ints:
+        """Take back from jobs until every row fits, where it costs least per unit of relief."""
+        columns = self.columns(chosen)
+        over = self.used(columns) - self.limits
+        worth = prices @ self.takes
+        while (over > 0).any():
+            now = self.takes[:, columns]  # (R, J)
+            relief = np.zeros_like(self.gains)
+            worse = np.zeros(self.gains.shape, dtype=bool)
+            for row in range(len(self.limits)):
+                change = now[row][:, None] - self.takes[row][None, :]
+                if over[row] > 0:
+                    relief += np.clip(change, 0.0, over[row]) / over[row]
+                else:
+                    worse |= change < over[row]  # would overfill a row that fits now
+            loss = self.gains[np.arange(self.jobs), columns][:, None] - self.gains
+            # Beside the plain loss counts what the move takes or frees of the other rows.
+            loss += worth[None, :] - worth[columns][:, None]
+            cost = np.where((relief > 0) & ~worse, loss / np.maximum(relief, 1e-12), np.inf)
+            if not self._apply_until_fits(columns, cost, over):
+                # Only idleness is left: it always relieves and never overfills.
+                loads = np.where(over[:, None] > 0, now, 0.0).sum(axis=0)
+                columns[int(np.argmax(loads))] = self.idle
+            over = self.used(columns) - self.limits
+        return np.where(columns == self.idle, IDLE, columns)
+
+    def _apply_until_fits(self, columns: Ints, cost: Floats, over: Floats) -> bool:
+        """Make moves, cheapest first, that still help; whether there was any. Changes ``columns``.
+
+        ``cost`` ``(J, K + 1)`` is infinite where a move does not help; ``over`` is updated.
+        """
+        at = np.argmin(cost, axis=1)
+        least = cost[np.arange(self.jobs), at]
+        order = np.argsort(least, kind="stable")
+        moved = False
+        for job in order[np.isfinite(least[order])]:
+            change = self.takes[:, columns[job]] - self.takes[:, at[job]]
+            helps = bool((change[over > 0] > 0).any())
+            spills = bool((change[over <= 0] < over[over <= 0]).any())
+            if not helps or spills:
+                continue
+            columns[job] = at[job]
+            over -= change
+            moved = True
+            if not (over > 0).any():
+                break
+        return moved
+
+    def improve(self, chosen: Ints, prices: Floats) -> Ints:
+        """Give what is left: moves of single jobs that fit, the largest gain first."""
+        columns = self.columns(chosen)
+        rows = np.arange(self.jobs)
+        worth = prices @ self.takes
+        for _ in range(self.jobs + 1):
+            left = self.limits - self.used(columns)
+            more = self.gains - self.gains[rows, columns][:, None]
+            for row in range(len(self.limits)):
+                needs = self.takes[row][None, :] - self.takes[row][columns][:, None]
+                more[needs > left[row]] = -np.inf
+            more[more <= 1e-12 * self.scale] = -np.inf
+            # Of equal gains the one that takes less of what is scarce.
+            more -= 1e-3 * np.maximum(worth[None, :] - worth[columns][:, None], 0.0)
+            at = np.argmax(more, axis=1)
+            best = more[rows, at]
+            order = np.argsort(-best, kind="stable")
+            order = order[np.isfinite(best[order])]
+            if not len(order):
+                break
+            for job in order:
+                needs = self.takes[:, at[job]] - self.takes[:, columns[job]]
+                if (needs <= left).all():
+                    columns[job] = at[job]
+                    left -= needs
+        return np.where(columns == self.idle, IDLE, columns)
+
+    def core(self, prices: Floats, bound: float, chosen: Ints, value: float) -> Ints | None:
+        """The best choice by dynamic programming over what is still open; None if too large.
+
+        Any choice is worth ``bound`` less each job's regret at the prices and less the price of
+        what is left over, so a regret beyond the gap rules a configuration out.
+        """
+        reduced = self.gains - prices @ self.takes
+        best = reduced.max(axis=1)
+        lost = (chosen == IDLE) & (self.gains[:, self.idle] < 0)
+        if lost.any():
+            return None  # forced jobs that do not fit: the bound says nothing about such a choice
+        slack = 1e-9 * max(abs(bound), 1.0)
+        open_ = (best[:, None] - reduced) <= bound - value + slack
+        options = [np.nonzero(row)[0] for row in open_]
+        fixed = [int(one[0]) for one in options if len(one) == 1]
+        undecided = [job for job, one in enumerate(options) if len(one) > 1]
+        left = (self.limits - self.takes[:, fixed].sum(axis=1)).astype(np.int64)
+        if (left < 0).any():
+            return None
+        sizes = self._sizes([options[job] for job in undecided], left)
+        states = int(np.prod([size + 1 for size in sizes], dtype=np.float64))
+        work = states * sum(len(options[job]) for job in undecided)
+        if work > _DP_WORK:
+            return None
+        picked = self._program(undecided, options, sizes)
+        if picked is None:
+            return None
+        columns = np.array([one[0] for one in options], dtype=np.int64)
+        columns[undecided] = picked
+        better = np.where(columns == self.idle, IDLE, columns)
+        return better if self.value(better) >= value else chosen
+
+    def _sizes(self, options: list[Ints], left: Ints) -> list[int]:
+        """States per row: no more than all undecided jobs together could take."""
+        most = np.zeros(len(left))
+        for columns in options:
+            most += self.takes[:, columns].max(axis=1)
+        return [int(min(a, b)) for a, b in zip(left, most, strict=True)]
+
+    def _program(self, jobs: list[int], options: list[Ints], sizes: list[int]) -> Ints | None:
+        """Best configurations of ``jobs`` within ``sizes`` units of the rows."""
+        shape = tuple(size + 1 for size in sizes)
+        best = np.zeros(shape)
+        decisions: list[NDArray[np.int16]] = []
+        for job in jobs:
+            new = np.full(shape, -np.inf)
+            which = np.full(shape, -1, dtype=np.int16)
+            for column in options[job]:
+                need = self.takes[:, column].astype(np.int64)
+                if any(one >= size for one, size in zip(need, shape, strict=True)):
+                    continue
+                target = tuple(slice(int(one), None) for one in need)
+                source = tuple(
+                    slice(0, size - int(one)) for one, size in zip(need, shape, strict=True)
+                )
+                trial = best[source] + self.gains[job, column]
+                better = trial > new[target]
+                new[target] = np.where(better, trial, new[target])
+                which[target] = np.where(better, column, which[target])
+            best = new
+            decisions.append(which)
+        at = tuple(size for size in sizes)
+        if not np.isfinite(best[at]):
+            return None
+        picked = np.zeros(len(jobs), dtype=np.int64)
+        for index in range(len(jobs) - 1, -1, -1):
+            column = int(decisions[index][at])
+            picked[index] = column
+            need = self.takes[:, column].astype(np.int64)
+            at = tuple(int(a - b) for a, b in zip(at, need, strict=True))
+        return picked

@@ -1,0 +1,1 @@
+"""Learning how fast jobs go from what they report."""
