@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from slurm_synergy.core.model import (
     Enforcement,
@@ -25,11 +25,13 @@ from slurm_synergy.core.model import (
     Snapshot,
 )
 from slurm_synergy.core.resources import Resources
+from slurm_synergy.core.values import quick
 
 __all__ = [
     "Action",
     "Clock",
     "Cluster",
+    "Foresight",
     "Hold",
     "LeasePort",
     "ObservedJob",
@@ -45,6 +47,7 @@ __all__ = [
 ]
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
     """One thing to do for one job."""
@@ -52,16 +55,19 @@ class Action:
     job_id: int
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold(Action):
     """See to it that only we can start this pending job."""
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renew(Action):
     """Let a running job keep what it has for another round."""
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resize(Action):
     """Change CPU or memory of a running job in place; same nodes, same GPUs."""
@@ -69,6 +75,7 @@ class Resize(Action):
     placement: Placement
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop(Action):
     """End a lease: the job checkpoints and is requeued, held."""
@@ -76,6 +83,7 @@ class Stop(Action):
     reason: Reason
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start(Action):
     """Start a pending job exactly there with exactly that."""
@@ -83,6 +91,7 @@ class Start(Action):
     placement: Placement
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What became of an action. ``reason`` is set when it was not carried out."""
@@ -92,6 +101,7 @@ class Outcome:
     reason: Reason | None = None
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedJob:
     """A managed job as the cluster shows it now.
@@ -140,6 +150,16 @@ class Cluster(Protocol):
         ...
 
 
+@runtime_checkable
+class Foresight(Protocol):
+    """What a cluster may have besides: many changes at once cost it less than one by one."""
+
+    def foresee(self, actions: Sequence[Action], statuses: Mapping[int, JobStatus]) -> None:
+        """These actions come next, each by ``apply``, in this order. Never raises ClusterError."""
+        ...
+
+
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """What we remember of a job beyond what the cluster shows.
@@ -186,8 +206,9 @@ class Records(Protocol):
         actions: Sequence[Action],
         outcomes: Sequence[Outcome],
         took_s: Mapping[str, float],
+        free: Mapping[str, Resources] | None = None,
     ) -> None:
-        """Append the round to the journal."""
+        """Append the round to the journal; ``free`` is the observation's, by node."""
         ...
 
     def profile(self, key: str) -> Profile | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from slurm_synergy.cluster import Action, Hold, Renew, Resize, Start, Stop
 from slurm_synergy.core.model import (
@@ -27,12 +28,15 @@ from slurm_synergy.core.pipeline import (
     proportional_share,
 )
 from slurm_synergy.core.resources import Resources
-from slurm_synergy.core.snapshot import is_pinned
+from slurm_synergy.core.snapshot import is_pinned, standing
 
 __all__ = ["Reconciled", "reconcile"]
 
 # A restart to grow must clearly pay, not just break even on uncertain numbers.
 _RESTART_GAIN = 1.2
+
+_ID = attrgetter("job_id")
+_NOTHING = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +55,11 @@ def reconcile(snapshot: Snapshot, plan: Plan, free: Mapping[str, Resources]) -> 
     """Actions that bring the cluster closer to ``plan``.
 
     ``free`` is what the cluster itself would give a new job per node now. Order: stops, resizes
-    that give up cores, starts, resizes that take cores, renewals, holds.
+    that give up cores, starts, resizes that take cores, renewals, holds. A job that is held by us
+    already gets a Hold only with the reason why it cannot start yet.
     """
     run = _Round(snapshot, plan, free)
-    for status in snapshot.jobs:
+    for status in standing(snapshot).holding:
         if status.phase is JobPhase.RUNNING:
             run.settle_running(status)
     stops = run.stop_count
@@ -73,10 +78,13 @@ class _Round:
         self._snapshot = snapshot
         self._plan = {placement.job_id: placement for placement in plan.placements}
         self._waiting = plan.waiting
+        self._shares_cores = snapshot.enforcement is Enforcement.SHARED
         self._nodes = {node.name: node for node in snapshot.nodes}
-        self._statuses = {status.job.job_id: status for status in snapshot.jobs}
+        self._jobs = standing(snapshot)
+        self._statuses = self._jobs.by_id
         self._observed_free = free
-        self._free: dict[str, Resources] = {}
+        # GPUs, CPUs and MiB free on each node.
+        self._free: dict[str, list[int]] = {}
         self._cores: dict[str, int] = {}
         self._stops: dict[int, Stop] = {}
         self._shrinks: dict[int, Resize] = {}
@@ -101,9 +109,7 @@ class _Round:
             self._renews.values(),
             self._holds,
         )
-        actions = tuple(
-            action for group in groups for action in sorted(group, key=lambda one: one.job_id)
-        )
+        actions = tuple(action for group in groups for action in sorted(group, key=_ID))
         return Reconciled(
             actions=actions, deferred={job: self._deferred[job] for job in sorted(self._deferred)}
         )
@@ -190,10 +196,10 @@ class _Round:
         for node in self._nodes.values():
             if node.capacity.gpus:
                 self._cores[node.name] = node.capacity.cpus
-        for job_id, status in self._statuses.items():
-            if status.lease is not None:
-                shrunk = self._shrinks.get(job_id)
-                self._take_cores(shrunk.placement if shrunk else status.lease.placement)
+        for status in self._jobs.holding:
+            assert status.lease is not None
+            shrunk = self._shrinks.get(status.job.job_id)
+            self._take_cores(shrunk.placement if shrunk else status.lease.placement)
 
     def _take_cores(self, placement: Placement, sign: int = 1) -> None:
         for name, share in placement.shares:
@@ -219,19 +225,36 @@ class _Round:
 
     def settle_pending_jobs(self) -> None:
         """Start or hold every pending job, from what is free before any of them starts."""
-        self._free = dict(self._observed_free)
-        self._starts, self._holds, self._deferred = [], [], {}
+        self._free = {
+            name: [free.gpus, free.cpus, free.mem_mib] for name, free in self._observed_free.items()
+        }
+        self._starts, self._deferred = [], {}
+        self._holds = [
+            Hold(job_id=status.job.job_id)
+            for status in self._jobs.pending
+            if not status.held_by_us and status.job.job_id not in self._plan
+        ]
         self._book_cores()
-        for status in self._snapshot.jobs:
-            if status.phase is JobPhase.PENDING:
-                self._settle_pending(status)
+        for job_id, planned in self._plan.items():
+            status = self._statuses[job_id]
+            if status.lease is None and not self._start_if_free(planned):
+                self._settle_planned(status, planned)
 
-    def _settle_pending(self, status: JobStatus) -> None:
-        """Start one pending job if the plan says so and the cluster can, else hold it."""
-        planned = self._plan.get(status.job.job_id)
-        if planned is None:
-            self._holds.append(Hold(job_id=status.job.job_id))
-            return
+    def _start_if_free(self, planned: Placement) -> bool:
+        """Start a job if all that it shall have is free; whether it was."""
+        for name, share in planned.shares:
+            gpus, cpus, mem_mib = self._free.get(name, _NOTHING)
+            if share.gpus > gpus or share.mem_mib > mem_mib:
+                return False
+            if share.cpus > self._cores.get(name, 0):
+                return False
+            if not self._shares_cores and self._asked_cpus(name, share) > cpus:
+                return False
+        self._start(planned)
+        return True
+
+    def _settle_planned(self, status: JobStatus, planned: Placement) -> None:
+        """Start a pending job that the plan places with less memory if it must be, or hold it."""
         busy = self._busy(planned)
         if busy is None:
             fitted = self._fit_memory(status, planned)
@@ -246,20 +269,19 @@ class _Round:
     def _busy(self, planned: Placement) -> str | None:
         """What of GPUs and cores is not free yet, in words."""
         for name, share in planned.shares:
-            free = self._free.get(name, Resources())
-            if share.gpus > free.gpus:
-                return f"placed on {name}, where {free.gpus} of {share.gpus} GPUs are free so far"
-            asked = self._asked_cpus(name, share)
-            if asked > free.cpus:
-                return f"placed on {name}, where {free.cpus} of {asked} CPUs are free so far"
+            gpus, cpus, _ = self._free.get(name, _NOTHING)
+            if share.gpus > gpus:
+                return f"placed on {name}, where {gpus} of {share.gpus} GPUs are free so far"
+            if not self._shares_cores:
+                asked = self._asked_cpus(name, share)
+                if asked > cpus:
+                    return f"placed on {name}, where {cpus} of {asked} CPUs are free so far"
             if share.cpus > self._cores.get(name, 0):
                 return f"placed on {name}, where a stopping job still holds cores"
         return None
 
     def _asked_cpus(self, name: str, share: Resources) -> int:
-        """CPUs that the cluster has to set aside for the job alone."""
-        if self._snapshot.enforcement is Enforcement.SHARED:
-            return 0
+        """CPUs that the cluster has to set aside for the job alone, where it does so."""
         if self._snapshot.enforcement is Enforcement.REQUEUE:
             return share.cpus
         return min(share.cpus, self._nodes[name].proportional(share.gpus).cpus)
@@ -267,11 +289,9 @@ class _Round:
     def _fit_memory(self, status: JobStatus, planned: Placement) -> Placement | None:
         """``planned`` with no more memory than is free, unless that costs rate or safety."""
         shares = tuple(
-            (name, replace(share, mem_mib=min(share.mem_mib, self._free[name].mem_mib)))
+            (name, replace(share, mem_mib=min(share.mem_mib, self._free[name][2])))
             for name, share in planned.shares
         )
-        if shares == planned.shares:
-            return planned
         parts = [(self._nodes[name], share.gpus) for name, share in shares]
         if any(share.mem_mib < min_mem_mib(status) for _, share in shares):
             return None
@@ -286,14 +306,13 @@ class _Round:
         return replace(planned, shares=shares) if keeps else None
 
     def _start(self, placement: Placement) -> None:
+        cores = self._cores
         for name, share in placement.shares:
             free = self._free[name]
-            self._free[name] = Resources(
-                gpus=free.gpus - share.gpus,
-                cpus=max(free.cpus - share.cpus, 0),
-                mem_mib=free.mem_mib - share.mem_mib,
-            )
-        self._take_cores(placement)
+            free[0] -= share.gpus
+            free[1] = max(free[1] - share.cpus, 0)
+            free[2] -= share.mem_mib
+            cores[name] = cores.get(name, 0) - share.cpus
         self._starts.append(Start(job_id=placement.job_id, placement=placement))
 
     def _make_memory(self, planned: Placement) -> None:
@@ -302,7 +321,7 @@ class _Round:
         The cluster keeps what it granted at a job's start, although the lease gave it back.
         """
         for name, share in planned.shares:
-            lack = share.mem_mib - self._free[name].mem_mib - self._coming(name)
+            lack = share.mem_mib - self._free[name][2] - self._coming(name)
             excess = sorted(self._excess(name), reverse=True)
             if lack > sum(mib for mib, _ in excess):
                 continue
@@ -320,7 +339,8 @@ class _Round:
         """MiB that jobs on their way out will free on ``node``."""
         leaving = (JobPhase.STOPPING, JobPhase.ENDING)
         coming = 0
-        for job_id, status in self._statuses.items():
+        for status in self._jobs.holding:
+            job_id = status.job.job_id
             if status.lease is None or node not in status.lease.placement.nodes:
                 continue
             if status.phase in leaving or job_id in self._stops:
@@ -331,7 +351,8 @@ class _Round:
     def _excess(self, node: str) -> list[tuple[int, int]]:
         """(MiB granted beyond the plan, job id) of the jobs that may be restarted for it."""
         found = []
-        for job_id, status in self._statuses.items():
+        for status in self._jobs.holding:
+            job_id = status.job.job_id
             planned = self._plan.get(job_id)
             if (
                 status.phase is not JobPhase.RUNNING

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from slurm_synergy.cluster import (
     Action,
     Clock,
     Cluster,
+    Foresight,
     Hold,
     Observation,
     ObservedJob,
@@ -34,17 +36,23 @@ from slurm_synergy.core.model import (
 )
 from slurm_synergy.core.pipeline import fit_to_job
 from slurm_synergy.core.resources import Resources
-from slurm_synergy.core.snapshot import status_of
+from slurm_synergy.core.snapshot import inherit, status_of
 from slurm_synergy.errors import ClusterError, PlanError, SolverError
 from slurm_synergy.reconcile import Reconciled, reconcile
 
 __all__ = [
+    "Known",
     "Planned",
     "RoundResult",
     "build_snapshot",
     "plan_round",
     "run_round",
 ]
+
+_NAME, _SEEN_ID = attrgetter("name"), attrgetter("job.job_id")
+_FORGOTTEN_AT_LEAST = 1000
+# Until Python 3.12, looking up a member of an enumeration takes longer than comparing it.
+_PENDING = JobPhase.PENDING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +81,33 @@ class RoundResult:
     took_s: Mapping[str, float] = field(default_factory=dict)
 
 
+class Known:
+    """What a round may take over from the one before it; changes no decision.
+
+    The statuses of pending jobs of which nothing has changed, known by the very objects that they
+    were made from, and what follows from the nodes alone. Only a cluster and records that show an
+    unchanged job by the same objects gain from it.
+    """
+
+    __slots__ = ("snapshot", "statuses")
+
+    def __init__(self) -> None:
+        self.snapshot: Snapshot | None = None
+        # Of pending jobs whose profile is part of their record, with what they were made from.
+        self.statuses: dict[int, tuple[ObservedJob, Record, JobStatus]] = {}
+
+    def finish(self, snapshot: Snapshot) -> None:
+        """End with ``snapshot``; forget jobs that are gone when there are many of them."""
+        if self.snapshot is not None:
+            inherit(snapshot, self.snapshot)
+        self.snapshot = snapshot
+        if len(self.statuses) > 2 * len(snapshot.jobs) + _FORGOTTEN_AT_LEAST:
+            now = status_of(snapshot)
+            self.statuses = {
+                job_id: kept for job_id, kept in self.statuses.items() if job_id in now
+            }
+
+
 def build_snapshot(
     observation: Observation,
     records: Mapping[int, Record],
@@ -82,6 +117,7 @@ def build_snapshot(
     round_s: float,
     profile_of: Callable[[str], Profile | None],
     draining: bool = False,
+    known: Known | None = None,
 ) -> Snapshot:
     """Merge what the cluster shows with what we remember.
 
@@ -89,27 +125,24 @@ def build_snapshot(
     jobs that were told to stop. ``profile_of`` finds the profile for a profile key. Raises
     ModelError when the observation contradicts itself.
     """
-    nodes = tuple(sorted(observation.nodes, key=lambda node: node.name))
+    nodes = tuple(sorted(observation.nodes, key=_NAME))
     by_name = {node.name: node for node in nodes}
-    statuses = []
-    for seen in sorted(observation.jobs, key=lambda one: one.job.job_id):
-        record = records.get(seen.job.job_id) or Record(job_id=seen.job.job_id)
-        lease = _lease(seen, record, by_name, observation.enforcement, now_s)
-        phase = _phase(seen, record) if lease else JobPhase.PENDING
+    known = known or Known()
+    kept, statuses = known.statuses, []
+    for seen in sorted(observation.jobs, key=_SEEN_ID):
+        job_id = seen.job.job_id
+        record = records.get(job_id)
+        before = kept.get(job_id)
+        if before is not None and before[0] is seen and before[1] is record:
+            statuses.append(before[2])
+            continue
+        record = record or Record(job_id=job_id)
         profile = record.profile or profile_of(seen.profile_key) or Profile()
-        statuses.append(
-            JobStatus(
-                job=seen.job,
-                profile=fit_to_job(profile, seen.job),
-                phase=phase,
-                lease=lease if phase is not JobPhase.PENDING else None,
-                done_samples=record.done_samples,
-                attained_service_gpu_s=record.attained_service_gpu_s,
-                restarts=seen.restarts,
-                blocked=_blocked(seen, phase, record),
-            )
-        )
-    return Snapshot(
+        status = _status(seen, record, profile, by_name, observation.enforcement, now_s)
+        if seen.phase is _PENDING and profile is record.profile:
+            kept[job_id] = (seen, record, status)
+        statuses.append(status)
+    snapshot = Snapshot(
         round=round_number,
         now_s=now_s,
         round_s=round_s,
@@ -117,6 +150,33 @@ def build_snapshot(
         jobs=tuple(statuses),
         enforcement=observation.enforcement,
         draining=draining,
+    )
+    known.finish(snapshot)
+    return snapshot
+
+
+def _status(
+    seen: ObservedJob,
+    record: Record,
+    profile: Profile,
+    nodes: Mapping[str, Node],
+    enforcement: Enforcement,
+    now_s: float,
+) -> JobStatus:
+    lease, phase = None, _PENDING
+    if seen.phase is not _PENDING:
+        lease = _lease(seen, record, nodes, enforcement, now_s)
+        phase = _phase(seen, record) if lease else _PENDING
+    return JobStatus(
+        job=seen.job,
+        profile=fit_to_job(profile, seen.job),
+        phase=phase,
+        lease=lease if phase is not _PENDING else None,
+        done_samples=record.done_samples,
+        attained_service_gpu_s=record.attained_service_gpu_s,
+        restarts=seen.restarts,
+        blocked=seen.blocked if seen.phase is _PENDING else _blocked(seen, phase, record),
+        held_by_us=seen.held_by_us,
     )
 
 
@@ -133,7 +193,7 @@ def _blocked(seen: ObservedJob, phase: JobPhase, record: Record) -> Reason | Non
     if phase is JobPhase.ENDING and record.stopping is None:
         # It ends by itself, most likely for good: no place is kept for it.
         return Reason(code=ReasonCode.GPUS_BUSY, text="ends; its GPUs are being freed")
-    if phase is seen.phase or phase is not JobPhase.PENDING:
+    if phase is seen.phase or phase is not _PENDING:
         return None
     # The cluster says that it starts or ends, but not where: wait until that is over.
     return Reason(code=ReasonCode.GPUS_BUSY, text=f"the cluster reports it as {seen.phase.value}")
@@ -147,8 +207,6 @@ def _lease(
     now_s: float,
 ) -> Lease | None:
     """The job's lease: ours, if the cluster shows the job where we put it, else an adopted one."""
-    if seen.phase is JobPhase.PENDING:
-        return None
     allocated = tuple((name, share) for name, share in seen.allocated if share.gpus)
     if not allocated:
         return record.lease
@@ -199,13 +257,17 @@ def plan_round(
     *,
     round_number: int,
     round_s: float,
+    known: Known | None = None,
 ) -> Planned:
     """Decide from ``observation`` without changing anything.
 
-    Raises PlanError when the plan breaks one of our promises, SolverError when there is none.
+    ``known`` is as in ``run_round``. Raises PlanError when the plan breaks one of our promises,
+    SolverError when there is none.
     """
     began_s = clock.now_s()
-    snapshot = _snapshot(observation, records, clock, round_number=round_number, round_s=round_s)
+    snapshot = _snapshot(
+        observation, records, clock, round_number=round_number, round_s=round_s, known=known
+    )
     plan = decide(snapshot, policy, mechanism)
     check_plan(snapshot, plan)
     decided_s = clock.now_s()
@@ -220,7 +282,13 @@ def plan_round(
 
 
 def _snapshot(
-    observation: Observation, records: Records, clock: Clock, *, round_number: int, round_s: float
+    observation: Observation,
+    records: Records,
+    clock: Clock,
+    *,
+    round_number: int,
+    round_s: float,
+    known: Known | None = None,
 ) -> Snapshot:
     def profile_of(key: str) -> Profile | None:
         return records.profile(key) or CATALOGUE.get(key)
@@ -233,6 +301,7 @@ def _snapshot(
         round_s=round_s,
         profile_of=profile_of,
         draining=records.draining(),
+        known=known,
     )
 
 
@@ -243,12 +312,15 @@ def run_round(
     policy: Policy,
     mechanism: Mechanism,
     round_s: float,
+    *,
+    known: Known | None = None,
 ) -> RoundResult:
     """Play one round.
 
-    An action that fails is an Outcome and does not stop the others. Raises ClusterError when the
-    cluster cannot be observed (then nothing was changed), and PlanError or SolverError when there
-    is no valid plan (then running leases were renewed and nothing else was changed).
+    With the same ``known`` in every round, what has not changed since the last one is not made
+    anew. An action that fails is an Outcome and does not stop the others. Raises ClusterError when
+    the cluster cannot be observed (then nothing was changed), and PlanError or SolverError when
+    there is no valid plan (then running leases were renewed and nothing else was changed).
     """
     began_s = clock.now_s()
     observation = cluster.observe()
@@ -256,7 +328,14 @@ def run_round(
     number = records.next_round()
     try:
         planned = plan_round(
-            observation, records, clock, policy, mechanism, round_number=number, round_s=round_s
+            observation,
+            records,
+            clock,
+            policy,
+            mechanism,
+            round_number=number,
+            round_s=round_s,
+            known=known,
         )
     except (PlanError, SolverError):
         _renew_all(cluster, records, clock, observation, number, round_s)
@@ -272,7 +351,9 @@ def run_round(
         "apply": done_s - apply_s,
         "total": done_s - began_s,
     }
-    records.journal(planned.snapshot, planned.plan, planned.actions, outcomes, took_s)
+    records.journal(
+        planned.snapshot, planned.plan, planned.actions, outcomes, took_s, observation.free
+    )
     return RoundResult(
         snapshot=planned.snapshot,
         plan=planned.plan,
@@ -291,6 +372,8 @@ def _apply(
 ) -> tuple[Outcome, ...]:
     statuses = status_of(snapshot)
     outcomes = []
+    if isinstance(cluster, Foresight):
+        cluster.foresee(actions, statuses)
     for action in actions:
         try:
             outcome = cluster.apply(action, statuses[action.job_id])

@@ -300,6 +300,7 @@ class MemoryRecords:
         actions: Sequence[Action],
         outcomes: Sequence[Outcome],
         took_s: Mapping[str, float],
+        free: Mapping[str, Resources] | None = None,
     ) -> None:
         """Keep the plan."""
         self.plans.append(plan)

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Protocol
 
 from slurm_synergy.core.model import (
     Decision,
+    Job,
     JobStatus,
     Layout,
     Node,
     Placement,
     Plan,
+    Profile,
     Snapshot,
 )
 from slurm_synergy.core.pipeline import job_rate, min_mem_mib, proportional_share
 from slurm_synergy.core.resources import Resources
-from slurm_synergy.core.snapshot import held, is_pinned, status_of
+from slurm_synergy.core.snapshot import held, is_pinned, standing
 from slurm_synergy.errors import PlanError
 
-__all__ = ["Mechanism", "Policy", "check_plan", "decide"]
+__all__ = ["Mechanism", "Policy", "check_plan", "decide", "uncollected"]
 
 # Rates are products and quotients of floats; equal shares may differ in the last digits.
 _RATE_TOLERANCE = 1e-9
+
+_ID = attrgetter("job_id")
+_FORGOTTEN_AT_LEAST = 1000
+_MOST_FLOORS = 100_000
 
 
 class Policy(Protocol):
@@ -59,22 +66,23 @@ class Mechanism(Protocol):
 
 def decide(snapshot: Snapshot, policy: Policy, mechanism: Mechanism) -> Plan:
     """The plan of this round: the same for the same snapshot, whoever asks and when."""
-    with _uncollected():
+    with uncollected():
         decision = policy.choose(snapshot)
         layout = mechanism.place(snapshot, decision)
-    waiting = {**decision.waiting, **layout.unplaced}
+    waiting = {**decision.waiting, **layout.unplaced} if layout.unplaced else decision.waiting
+    ids = sorted(waiting)
     return Plan(
         round=snapshot.round,
         policy=policy.name,
         mechanism=mechanism.name,
-        placements=tuple(sorted(layout.placements, key=lambda one: one.job_id)),
-        waiting={job_id: waiting[job_id] for job_id in sorted(waiting)},
+        placements=tuple(sorted(layout.placements, key=_ID)),
+        waiting=dict(zip(ids, map(waiting.__getitem__, ids), strict=True)),
         solver=layout.solver,
     )
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """No search for cyclic garbage meanwhile.
 
     A decision for thousands of nodes makes a hundred thousand values and hardly any cycle; looking
@@ -96,33 +104,115 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     asked for, on nodes of one GPU type, with at least the process memory (P7) and the
     GPU-proportional rate (P1); pinned jobs where they are; no node over its capacity.
     """
-    statuses = status_of(snapshot)
-    nodes = {node.name: node for node in snapshot.nodes}
-    _check_partition(statuses, plan)
+    jobs = standing(snapshot)
+    checked = _Checked.of_snapshot(snapshot)
+    _check_partition(jobs.by_id, plan)
+    pinned = {
+        status.job.job_id
+        for status in jobs.holding  # what holds nothing is not pinned
+        if is_pinned(status, snapshot)
+    }
     for placement in plan.placements:
-        status = statuses[placement.job_id]
-        if is_pinned(status, snapshot):
+        status = jobs.by_id[placement.job_id]
+        if placement.job_id in pinned:
             _check_stays(status, placement)
-        else:
-            _check_shape(status, placement, nodes)
-            _check_floor(status, placement, nodes)
-    _check_capacity(snapshot, plan, statuses)
-    for job_id, status in statuses.items():
-        if job_id in plan.waiting and is_pinned(status, snapshot):
+        elif not checked.before(status, placement):
+            _check_shape(status, placement, checked.nodes)
+            _check_floor(status, placement, checked)
+            checked.keep(status, placement)
+    _check_capacity(snapshot, plan, pinned)
+    for job_id in sorted(pinned):
+        if job_id in plan.waiting:
             raise PlanError(f"job {job_id} cannot be stopped, but the plan lets it wait")
 
 
-def _check_partition(statuses: Mapping[int, JobStatus], plan: Plan) -> None:
-    placed = [placement.job_id for placement in plan.placements]
-    if len(set(placed)) != len(placed):
-        raise PlanError(f"a job is placed twice: {placed}")
-    both = sorted(set(placed) & set(plan.waiting))
-    missing = sorted(set(statuses) - set(placed) - set(plan.waiting))
-    unknown = sorted((set(placed) | set(plan.waiting)) - set(statuses))
-    if both or missing or unknown:
-        raise PlanError(
-            f"each job must be placed or wait: both {both}, neither {missing}, unknown {unknown}"
+class _Checked:
+    """Placements that were found to keep what we promise to one job, and its floors.
+
+    That depends on the job, its profile, the placement and the nodes alone, so the answer holds as
+    long as these are the very same.
+    """
+
+    __slots__ = ("_floors", "_placements", "nodes")
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.nodes = {node.name: node for node in snapshot.nodes}
+        self._placements: dict[int, tuple[Job, Profile, Placement]] = {}
+        self._floors: dict[object, tuple[Profile, Resources, float | None]] = {}
+
+    @classmethod
+    def of_snapshot(cls, snapshot: Snapshot) -> _Checked:
+        """What was checked on the nodes of ``snapshot``."""
+        found = snapshot.of_nodes.get(cls)
+        if not isinstance(found, cls):
+            found = snapshot.of_nodes[cls] = cls(snapshot)
+        if len(found._placements) > 2 * len(snapshot.jobs) + _FORGOTTEN_AT_LEAST:
+            found._placements.clear()
+        if len(found._floors) > _MOST_FLOORS:
+            found._floors.clear()
+        return found
+
+    def before(self, status: JobStatus, placement: Placement) -> bool:
+        """Whether this very placement of this very job was found good."""
+        known = self._placements.get(placement.job_id)
+        return (
+            known is not None
+            and known[2] is placement
+            and known[0] is status.job
+            and known[1] is status.profile
         )
+
+    def keep(self, status: JobStatus, placement: Placement) -> None:
+        """Remember that ``placement`` was found good."""
+        self._placements[placement.job_id] = (status.job, status.profile, placement)
+
+    def floor(self, status: JobStatus, name: str, gpus: int) -> Resources:
+        """The proportional share of ``gpus`` GPUs on a node."""
+        return self._floor(status, name, gpus)[1]
+
+    def floor_rate(self, status: JobStatus, name: str, gpus: int) -> float | None:
+        """The rate of a job that has just its proportional share of one node."""
+        return self._floor(status, name, gpus)[2]
+
+    def _floor(
+        self, status: JobStatus, name: str, gpus: int
+    ) -> tuple[Profile, Resources, float | None]:
+        profile, job, node = status.profile, status.job, self.nodes[name]
+        key = (
+            id(profile),
+            node.gpu_type,
+            node.total.gpus,
+            node.total.cpus,
+            node.total.mem_mib,
+            gpus,
+            job.min_mem_mib_per_node,
+            job.tasks_per_node,
+        )
+        found = self._floors.get(key)
+        if found is None:
+            share = proportional_share(status, node, gpus)
+            rate = job_rate(profile, node.gpu_type, (share,))
+            # The profile is kept so that its id stays its own.
+            found = self._floors[key] = (profile, share, rate)
+        return found
+
+
+def _check_partition(statuses: Mapping[int, JobStatus], plan: Plan) -> None:
+    placed = {placement.job_id for placement in plan.placements}
+    if len(placed) != len(plan.placements):
+        raise PlanError(
+            f"a job is placed twice: {[placement.job_id for placement in plan.placements]}"
+        )
+    waiting = plan.waiting.keys()
+    known = placed <= statuses.keys() and waiting <= statuses.keys()
+    if known and placed.isdisjoint(waiting) and len(placed) + len(waiting) == len(statuses):
+        return
+    both = sorted(placed & waiting)
+    missing = sorted(statuses.keys() - placed - waiting)
+    unknown = sorted((placed | waiting) - statuses.keys())
+    raise PlanError(
+        f"each job must be placed or wait: both {both}, neither {missing}, unknown {unknown}"
+    )
 
 
 def _check_stays(status: JobStatus, placement: Placement) -> None:
@@ -152,17 +242,20 @@ def _check_shape(status: JobStatus, placement: Placement, nodes: Mapping[str, No
         raise PlanError(f"job {job.job_id} may not run on GPUs of type {placement.gpu_type}")
 
 
-def _check_floor(status: JobStatus, placement: Placement, nodes: Mapping[str, Node]) -> None:
+def _check_floor(status: JobStatus, placement: Placement, checked: _Checked) -> None:
     job_id = placement.job_id
     need_mib = min_mem_mib(status)
-    floors = [
-        proportional_share(status, nodes[name], share.gpus) for name, share in placement.shares
-    ]
     shares = [share for _, share in placement.shares]
-    if any(share.mem_mib < need_mib for share in shares):
+    if any([share.mem_mib < need_mib for share in shares]):  # noqa: C419 - quicker
         raise PlanError(f"job {job_id} gets less than the {need_mib} MiB that its processes need")
+    floors = [checked.floor(status, name, share.gpus) for name, share in placement.shares]
+    if shares == floors:
+        return
     rate = job_rate(status.profile, placement.gpu_type, shares)
-    least = job_rate(status.profile, placement.gpu_type, floors)
+    if len(floors) == 1:
+        least = checked.floor_rate(status, placement.shares[0][0], shares[0].gpus)
+    else:
+        least = job_rate(status.profile, placement.gpu_type, floors)
     if rate is None or least is None or not status.job.wrapped:
         for share, floor in zip(shares, floors, strict=True):
             if share.cpus < floor.cpus or share.mem_mib < floor.mem_mib:
@@ -174,19 +267,29 @@ def _check_floor(status: JobStatus, placement: Placement, nodes: Mapping[str, No
         )
 
 
-def _check_capacity(snapshot: Snapshot, plan: Plan, statuses: Mapping[int, JobStatus]) -> None:
-    used: dict[str, Resources] = {}
-    movable: dict[str, list[int]] = {}
+def _check_capacity(snapshot: Snapshot, plan: Plan, pinned: Set[int]) -> None:
+    used: dict[str, list[int]] = {node.name: [0, 0, 0] for node in snapshot.nodes}
     for placement in plan.placements:
         for name, share in placement.shares:
-            used[name] = used.get(name, Resources()) + share
-            if not is_pinned(statuses[placement.job_id], snapshot):
-                movable.setdefault(name, []).append(placement.job_id)
+            row = used.get(name)
+            if row is not None:
+                row[0] += share.gpus
+                row[1] += share.cpus
+                row[2] += share.mem_mib
     for node in snapshot.nodes:
-        total = used.get(node.name, Resources())
+        gpus, cpus, mem_mib = used[node.name]
+        most = node.capacity
+        if gpus <= most.gpus and cpus <= most.cpus and mem_mib <= most.mem_mib:
+            continue
+        movable = [
+            placement.job_id
+            for placement in plan.placements
+            if placement.job_id not in pinned and node.name in placement.nodes
+        ]
         # A node may shrink under jobs that cannot leave it; nothing else may be put there then.
-        if not total.fits_in(node.capacity) and movable.get(node.name):
+        if movable:
+            total = Resources(gpus=gpus, cpus=cpus, mem_mib=mem_mib)
             raise PlanError(
-                f"node {node.name} is overfull: {total} of {node.capacity}, "
-                f"with jobs {movable[node.name]} that need not be there"
+                f"node {node.name} is overfull: {total} of {most}, "
+                f"with jobs {movable} that need not be there"
             )

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import lt
 
 from slurm_synergy.core.resources import Resources
+from slurm_synergy.core.values import quick
 from slurm_synergy.errors import ModelError
 
 __all__ = [
@@ -68,6 +70,10 @@ class JobPhase(Enum):
     ENDING = "ending"  # completing; Slurm has not freed its GPUs yet
 
 
+# Until Python 3.12, looking up a member of an enumeration takes longer than comparing it.
+_PENDING = JobPhase.PENDING
+
+
 class ProfileOrigin(Enum):
     """Where our belief about a job's speed comes from."""
 
@@ -86,14 +92,17 @@ class ReasonCode(Enum):
     NEVER_FITS = "never_fits"  # no node of the pool can hold it even when empty
     GPUS_BUSY = "gpus_busy"  # placed, but the GPUs are still being freed
     START_REFUSED = "start_refused"  # Slurm did not start it; will be planned again
+    LIMITED = "limited"  # a limit of Slurm's keeps it from starting; tried again on a change
     PREEMPTED = "preempted"  # the policy prefers other jobs now
     MOVED = "moved"  # same GPUs elsewhere
     RESIZED = "resized"  # needs a restart to change its CPU or memory
     DRAINED = "drained"  # the controller is draining: nothing is started
     ACTION_FAILED = "action_failed"  # the cluster failed to do it; will be tried again
     NOT_OURS = "not_ours"  # waits on something that is not ours to decide (dependency, begin time)
+    ONLY_SHOWN = "only_shown"  # dry run, observe or advise: it would be done, and is not
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
     """An expected outcome in words: a code for programs and a sentence for people."""
@@ -109,7 +118,8 @@ class Node:
     ``total`` is what the hardware has (the proportional share follows from it); ``capacity`` is
     what may be used this round, zero when the node is down or draining for new starts.
     ``core_ids`` are Slurm's core indices 0..n-1 on this node, ``sockets`` how many sockets they
-    are split over evenly.
+    are split over evenly, ``threads_per_core`` how many of them in a row are one physical core.
+    ``gpu_sockets`` is the socket near each GPU by index, -1 where not known; empty: for all.
     """
 
     name: str
@@ -117,6 +127,8 @@ class Node:
     total: Resources
     capacity: Resources
     sockets: int = 1
+    threads_per_core: int = 1
+    gpu_sockets: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name or not self.gpu_type:
@@ -135,6 +147,7 @@ class Node:
         )
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
     """What a job runs on: ``nodes`` nodes with ``gpus`` GPUs in total (Sia, section 3.2).
@@ -154,6 +167,7 @@ class Configuration:
             raise ModelError(f"{self.gpus} GPUs cannot be split evenly over {self.nodes} nodes")
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What the user asked for. ``job_id`` is Slurm's; it breaks all ties.
@@ -162,7 +176,8 @@ class Job:
     allowed types (empty: any), ``tasks_per_node`` the ranks on each node, ``min_mem_mib_per_node``
     what the processes need on each node besides any cache (promise P7). ``wrapped`` tells whether
     the job runs under synergy-srun: only such a job can be resized in place or preempted.
-    ``total_samples`` is the work in samples, if the user or a trace told it.
+    ``total_samples`` is the work in samples, if the user or a trace told it. ``array`` is how users
+    call a member of a job array (``12_3``), empty for other jobs.
     """
 
     job_id: int
@@ -182,6 +197,7 @@ class Job:
     total_samples: float | None = None
     time_limit_s: float | None = None
     name: str = ""
+    array: str = ""
 
     def __post_init__(self) -> None:
         if self.gpus < 1:
@@ -280,6 +296,7 @@ class Profile:
             raise ModelError(f"profile {self.key!r}: has both a pipeline model and a table")
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
     """Least CPU and memory *on one node* with which a job runs at full speed; derived only."""
@@ -288,6 +305,7 @@ class Demand:
     mem_mib: int
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     """Where a job runs and with what, node by node, in rank order."""
@@ -323,6 +341,7 @@ class Placement:
         return dict(self.shares).get(node, Resources())
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
     """The right of a job to hold a placement until ``expires_s`` (epoch seconds).
@@ -341,12 +360,14 @@ class Lease:
     granted: Mapping[str, Resources] = field(default_factory=dict)
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
     """A job with what we believe and what it has done so far.
 
     ``lease`` is None exactly when the job holds nothing. ``blocked`` tells why a pending job must
-    not be started whatever the policy says (dependency, begin time), else None.
+    not be started whatever the policy says (dependency, begin time), else None. ``held_by_us``
+    tells that the cluster shows a pending job as one that only we can start.
     """
 
     job: Job
@@ -357,9 +378,10 @@ class JobStatus:
     attained_service_gpu_s: float = 0.0
     restarts: int = 0
     blocked: Reason | None = None
+    held_by_us: bool = False
 
     def __post_init__(self) -> None:
-        if (self.lease is None) != (self.phase is JobPhase.PENDING):
+        if (self.lease is None) != (self.phase is _PENDING):
             raise ModelError(
                 f"job {self.job.job_id}: phase {self.phase.value} and lease do not agree"
             )
@@ -368,9 +390,10 @@ class JobStatus:
 class _Lookup:
     """What is derived from a snapshot when first asked for; no part of its value."""
 
-    __slots__ = ("_by_name", "_derived", "_usable")
+    __slots__ = ("_by_name", "_derived", "_of_nodes", "_usable")
     _by_name: dict[str, Node]
     _derived: dict[type, object]
+    _of_nodes: dict[type, object]
     _usable: frozenset[str]
 
 
@@ -391,7 +414,7 @@ class Snapshot(_Lookup):
         ids = [status.job.job_id for status in self.jobs]
         if names != sorted(set(names)):
             raise ModelError(f"snapshot nodes must be distinct and sorted by name: {names}")
-        if ids != sorted(set(ids)):
+        if not all(map(lt, ids, ids[1:])):
             raise ModelError(f"snapshot jobs must be distinct and sorted by id: {ids}")
 
     @property
@@ -414,6 +437,16 @@ class Snapshot(_Lookup):
             object.__setattr__(self, "_derived", found)
             return found
 
+    @property
+    def of_nodes(self) -> dict[type, object]:
+        """What follows from the nodes alone; see :func:`slurm_synergy.core.snapshot.inherit`."""
+        try:
+            return self._of_nodes
+        except AttributeError:
+            found: dict[type, object] = {}
+            object.__setattr__(self, "_of_nodes", found)
+            return found
+
     def node(self, name: str) -> Node:
         """The node called ``name``; raises ModelError when it is not in the pool."""
         try:
@@ -426,6 +459,7 @@ class Snapshot(_Lookup):
         return by_name[name]
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
     """The policy's word for one job."""

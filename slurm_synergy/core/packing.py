@@ -9,13 +9,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import ge
 
-from slurm_synergy.core.model import Configuration, JobStatus, Placement, Snapshot
+from slurm_synergy.core.model import (
+    Configuration,
+    Grant,
+    Job,
+    JobStatus,
+    Node,
+    Placement,
+    Profile,
+    Snapshot,
+)
 from slurm_synergy.core.pipeline import floor_share
+from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.room import GpuLayout, Need, Needs, Parts, Pool, Room, Shape
 from slurm_synergy.core.snapshot import held, keeps_all
 
-__all__ = ["Packer", "Request", "Requests", "layout_of", "pack_gpus", "parts_of"]
+__all__ = [
+    "Packer",
+    "Request",
+    "Requests",
+    "Rule",
+    "Step",
+    "Trail",
+    "layout_of",
+    "pack_gpus",
+    "parts_of",
+]
+
+Rule = Callable[[JobStatus, Node, int], Resources]
+"""What a job needs on a node for a number of its GPUs, in somebody's opinion."""
+
+_FORGOTTEN_AT_LEAST = 1000
+
+Step = tuple["Request", GpuLayout, Parts]
+"""A job that was added, where it was put, and what it takes there."""
+
+Trail = list[Step]
+"""How a packing of jobs that hold nothing began."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -24,7 +56,8 @@ class Request:
 
     ``need`` is its floor. ``held`` is what the job holds and would like to keep, ``held_parts``
     what it takes there, ``may_stay`` whether that still is what it asks for; ``pinned`` that it
-    keeps its GPUs in any case, ``frozen`` that it keeps its cores and memory as well.
+    keeps its GPUs in any case, ``frozen`` that it keeps its cores and memory as well. ``grant`` is
+    the word of a policy that grants just this, once there is one.
     """
 
     job_id: int
@@ -35,6 +68,7 @@ class Request:
     may_stay: bool = False
     pinned: bool = False
     frozen: bool = False
+    grant: Grant | None = None
 
     @property
     def gpus(self) -> int:
@@ -57,17 +91,59 @@ def parts_of(pool: Pool, layout: GpuLayout, need: Need) -> Parts:
     ]
 
 
+class _Lasting:
+    """What requests have in common over all rounds with the same nodes."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.pool = Pool(snapshot.nodes)
+        self._needs: dict[Rule, Needs] = {}
+        # Of jobs that hold nothing, with what they were made from.
+        self._requests: dict[int, tuple[Job, Profile, Request]] = {}
+        # How the last packing into empty nodes began, in the order of the policy and by size.
+        self.trail: Trail = []
+        self.largest_first: Trail = []
+
+    @classmethod
+    def of_snapshot(cls, snapshot: Snapshot) -> _Lasting:
+        """What there is for the nodes of ``snapshot``."""
+        found = snapshot.of_nodes.get(cls)
+        if not isinstance(found, cls):
+            found = snapshot.of_nodes[cls] = cls(snapshot)
+        if len(found._requests) > 2 * len(snapshot.jobs) + _FORGOTTEN_AT_LEAST:
+            found._requests.clear()
+        return found
+
+    def needs(self, rule: Rule) -> Needs:
+        """What jobs need by ``rule``."""
+        if rule not in self._needs:
+            self._needs[rule] = Needs(self.pool, rule)
+        return self._needs[rule]
+
+    def pending(self, status: JobStatus) -> Request | None:
+        """The request that was made for this very job while it held nothing."""
+        found = self._requests.get(status.job.job_id)
+        if found is not None and found[0] is status.job and found[1] is status.profile:
+            return found[2]
+        return None
+
+    def keep(self, status: JobStatus, request: Request) -> None:
+        """Remember the request of a job that holds nothing."""
+        self._requests[status.job.job_id] = (status.job, status.profile, request)
+
+
 class Requests:
     """The requests of one round's jobs, and how they pack.
 
     All of it follows from the snapshot alone; policy and mechanism ask for the same, so it is kept
-    with the snapshot.
+    with the snapshot. What depends on the nodes and on jobs that hold nothing is kept with the
+    nodes.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self.pool = Pool(snapshot.nodes)
+        self._lasting = _Lasting.of_snapshot(snapshot)
+        self.pool = self._lasting.pool
         self._usable = snapshot.usable
-        self._floors = Needs(self.pool, floor_share)
+        self._floors = self._lasting.needs(floor_share)
         self._made: dict[int, Request] = {}
         self._packed: tuple[list[Request], Mapping[int, GpuLayout | None]] = ([], {})
 
@@ -84,9 +160,24 @@ class Requests:
         before, packed = self._packed
         asked = list(requests)
         if asked != before:
-            packed = pack_gpus(self.pool, asked)
+            packed = pack_gpus(self.pool, asked, self._lasting.largest_first)
             self._packed = (asked, packed)
         return packed
+
+    def adopt(self, requests: Sequence[Request], packer: Packer) -> None:
+        """Take over how ``packer`` put exactly these, where ``pack`` would do the very same."""
+        if packer.is_plain:
+            self._lasting.trail = packer.trail
+            if _largest_first(requests):
+                self._packed = (list(requests), packer.layouts)
+
+    def packer(self, holding: Iterable[Request]) -> Packer:
+        """A packer for jobs of which ``holding`` hold something."""
+        return Packer(self.pool, holding, self._lasting.trail)
+
+    def needs(self, rule: Rule) -> Needs:
+        """What jobs need by ``rule``."""
+        return self._lasting.needs(rule)
 
     def floor(self, status: JobStatus) -> Need:
         """What the job cannot do without (promises P1 and P7)."""
@@ -95,14 +186,23 @@ class Requests:
     def of(self, status: JobStatus, configuration: Configuration | None = None) -> Request:
         """The request of a job for ``configuration`` (as the user asked for it when None)."""
         job = status.job
+        made = self._made.get(job.job_id)
+        grant = made.grant if made is not None else None
+        if made is not None and grant is not None and grant.configuration is configuration:
+            return made
         shape = (job.gpus, job.nodes, job.gpu_types)
         if configuration is not None:
             only = configuration.gpu_type
             types = (only,) if only else job.gpu_types
             shape = (configuration.gpus, configuration.nodes, types)
-        made = self._made.get(job.job_id)
         if made is None or made.shape != shape:
-            made = self._made[job.job_id] = self._make(status, shape)
+            if status.lease is None:
+                made = self._lasting.pending(status)
+            if made is None or made.shape != shape:
+                made = self._make(status, shape)
+                if status.lease is None:
+                    self._lasting.keep(status, made)
+            self._made[job.job_id] = made
         return made
 
     def _make(self, status: JobStatus, shape: Shape) -> Request:
@@ -164,10 +264,13 @@ class Packer:
 
     A job that is added may take the GPUs of running jobs that come after it, but it does not move
     those before it: migration costs a restart, and only a job of higher priority is worth it.
-    ``requests`` are the jobs to come, of which those count that hold something now.
+    ``requests`` are the jobs to come, of which those count that hold something now. ``before`` is
+    the trail of an earlier packer for the same nodes.
     """
 
-    def __init__(self, pool: Pool, requests: Iterable[Request]) -> None:
+    def __init__(
+        self, pool: Pool, requests: Iterable[Request], before: Sequence[Step] = ()
+    ) -> None:
         self._pool = pool
         self._room = Room(pool)
         self._added: dict[int, Request] = {}
@@ -184,6 +287,30 @@ class Packer:
         # What all added jobs leave that are where they run: the most that repacking could find.
         self._anchored: Room | None = None
         self._hopeless: set[tuple[Shape, Need]] = set()
+        # Nobody has held or claimed anything so far, and nobody had to make room.
+        self.is_plain = not self._claims
+        # What was added before the first refusal, while that was so.
+        self.trail: Trail = []
+        self._before = before
+        self._refused = False
+
+    @property
+    def layouts(self) -> Mapping[int, GpuLayout]:
+        """Where each added job was put."""
+        return self._layouts
+
+    def retrace(self, walk: Iterable[Request]) -> list[Request]:
+        """Add the first jobs of ``walk`` as long as an earlier packer began with the same.
+
+        Only for a packer to which nothing was added.
+        """
+        if not self.is_plain:
+            return []
+        self.trail = list(_retraced(self._room, walk, self._before))
+        added = [step[0] for step in self.trail]
+        self._added = {request.job_id: request for request in added}
+        self._layouts = {step[0].job_id: step[1] for step in self.trail}
+        return added
 
     def layout(self, job_id: int) -> GpuLayout | None:
         """Where ``job_id`` was put, or None."""
@@ -200,6 +327,8 @@ class Packer:
     def add(self, request: Request) -> bool:
         """Add the request; False, and nothing changed, when it cannot be packed."""
         claim = self._claims.pop(request.job_id, None)
+        if request.held is not None:
+            self.is_plain = False
         if request.pinned or (request.may_stay and self._room.fits(request.held_parts)):
             # What was claimed is taken now: nothing changes for those that avoid claims.
             if claim is None and self._unclaimed is not None:
@@ -213,10 +342,12 @@ class Packer:
             return True
         if claim is not None and self._unclaimed is not None:
             self._unclaimed.give(claim)
-        if self.free_gpus(request.shape[2]) < request.gpus:
+        if self.free_gpus(request.shape[2]) < request.shape[0]:
+            self._refused = True
             return False
         layout = self._elsewhere(request)
         if layout is None:
+            self._refused = True
             return self._repack(request)
         parts = parts_of(self._pool, layout, request.need)
         self._room.take(parts)
@@ -224,6 +355,8 @@ class Packer:
             self._unclaimed.take(parts)
         self._added[request.job_id] = request
         self._layouts[request.job_id] = layout
+        if self.is_plain and not self._refused:
+            self.trail.append((request, layout, parts))
         return True
 
     def _elsewhere(self, request: Request) -> GpuLayout | None:
@@ -259,6 +392,7 @@ class Packer:
             return False
         self._added[request.job_id] = request
         self._layouts = packed
+        self.is_plain = False
         self._recount()
         return True
 
@@ -276,10 +410,24 @@ class Packer:
                 self._room.take(parts_of(self._pool, layout, request.need))
 
 
+def _largest_first(requests: Sequence[Request]) -> bool:
+    """Whether ``_pack_around`` would take them in this very order."""
+    if requests and [one.shape for one in requests].count(requests[0].shape) == len(requests):
+        return True
+    sizes = [(request.gpus // (request.shape[1] or 1), request.gpus) for request in requests]
+    return all(map(ge, sizes, sizes[1:]))
+
+
 def _pack_around(
-    room: Room, requests: Sequence[Request], stays: Callable[[Request], bool]
+    room: Room,
+    requests: Sequence[Request],
+    stays: Callable[[Request], bool],
+    trail: Trail | None = None,
 ) -> dict[int, GpuLayout] | None:
-    """All requests, those that stay (booked in ``room``) and the others largest first, or None."""
+    """All requests, those that stay (booked in ``room``) and the others largest first, or None.
+
+    ``trail`` is that of the last packing into the same empty room, and is replaced by this one's.
+    """
     packed: dict[int, GpuLayout] = {}
     moving: list[tuple[int, int, int]] = []
     for rank, request in enumerate(requests):
@@ -288,22 +436,48 @@ def _pack_around(
         else:
             gpus, nodes, _ = request.shape
             moving.append((-(gpus // (nodes or 1)), -gpus, rank))
-    for _, _, rank in sorted(moving):
-        request = requests[rank]
-        layout = room.find(request.shape, request.need)
-        if layout is None:
-            return None
-        room.take(parts_of(room.pool, layout, request.need))
+    order = [requests[rank] for _, _, rank in sorted(moving)]
+    known = _retraced(room, order, trail or ())
+    if trail is not None:
+        trail[len(known) :] = []
+    for request, layout, _ in known:
         packed[request.job_id] = layout
+    for request in order[len(known) :]:
+        found = room.find(request.shape, request.need)
+        if found is None:
+            return None
+        parts = parts_of(room.pool, found, request.need)
+        room.take(parts)
+        packed[request.job_id] = found
+        if trail is not None:
+            trail.append((request, found, parts))
     return packed
 
 
-def pack_gpus(pool: Pool, requests: Sequence[Request]) -> Mapping[int, GpuLayout | None]:
+def _retraced(room: Room, walk: Iterable[Request], trail: Sequence[Step]) -> Sequence[Step]:
+    """Book the steps of ``trail`` as long as ``walk`` begins with the same requests.
+
+    From empty nodes the same jobs in the same order find the same places, so these need not be
+    looked for.
+    """
+    count = 0
+    for request, step in zip(walk, trail, strict=False):
+        if request is not step[0]:
+            break
+        room.take(step[2])
+        count += 1
+    return trail[:count]
+
+
+def pack_gpus(
+    pool: Pool, requests: Sequence[Request], trail: Trail | None = None
+) -> Mapping[int, GpuLayout | None]:
     """Where each request goes, in priority order; None for those that cannot be packed.
 
     Jobs that hold GPUs stay where they are if all others can be packed around them; otherwise jobs
     are added in priority order, and running ones move for those before them. If even that leaves
-    one out, all that can be moved are packed anew, largest first.
+    one out, all that can be moved are packed anew, largest first. ``trail`` is that of the last
+    packing into these nodes when they were empty; it is replaced if they are so again.
     """
     room = Room(pool)
     staying: set[int] = set()
@@ -316,7 +490,8 @@ def pack_gpus(pool: Pool, requests: Sequence[Request]) -> Mapping[int, GpuLayout
         if request.may_stay and not request.pinned and room.fits(request.held_parts):
             room.take(request.held_parts)
             staying.add(request.job_id)
-    packed = _pack_around(room, requests, lambda one: one.job_id in staying)
+    empty = None if staying else trail
+    packed = _pack_around(room, requests, lambda one: one.job_id in staying, empty)
     if packed is not None:
         return packed
     packer = Packer(pool, requests)

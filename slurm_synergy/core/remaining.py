@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from slurm_synergy.core.model import JobStatus, Snapshot
+from slurm_synergy.core.model import JobStatus, Profile, Snapshot
 from slurm_synergy.core.pipeline import reference_rate
 
 __all__ = ["RateOf", "rates", "remaining_s", "whole_s"]
@@ -20,7 +20,8 @@ def rates(snapshot: Snapshot) -> RateOf:
     Taken on the best kind of node that the job may use, so a rate does not change by starting or
     moving the job.
     """
-    known: dict[tuple[object, ...], float | None] = {}
+    # The profile is kept beside the rate, so that its id stays its own.
+    known: dict[tuple[object, ...], tuple[Profile, float | None]] = {}
     kinds = list({(node.gpu_type, node.total): node for node in snapshot.nodes}.values())
 
     def rate(status: JobStatus) -> float | None:
@@ -33,9 +34,10 @@ def rates(snapshot: Snapshot) -> RateOf:
             job.min_mem_mib_per_node,
             job.tasks_per_node,
         )
-        if alike not in known:
-            known[alike] = reference_rate(status, kinds)
-        return known[alike]
+        found = known.get(alike)
+        if found is None:
+            found = known[alike] = (status.profile, reference_rate(status, kinds))
+        return found[1]
 
     return rate
 

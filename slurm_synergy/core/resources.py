@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slurm_synergy.core.values import quick
 from slurm_synergy.errors import ModelError
 
 __all__ = ["Resources"]
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Resources:
     """GPUs (count), CPU cores (count) and memory (MiB), all integers >= 0.

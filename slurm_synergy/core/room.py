@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
-from slurm_synergy.core.model import JobStatus, Node
+from slurm_synergy.core.model import JobStatus, Node, Profile
 from slurm_synergy.core.resources import Resources
 
 __all__ = ["Amounts", "GpuLayout", "Need", "Needs", "Parts", "Pool", "Room", "Shape"]
@@ -29,6 +29,9 @@ Parts = list[tuple[int, Amounts]]
 Shape = tuple[int, int | None, tuple[str, ...]]
 """GPUs in total, number of nodes (None: free to split), and allowed GPU types (empty: any)."""
 
+# Needs outlive a round; users who name their memory to the MiB must not fill ours.
+_MOST_KNOWN = 100_000
+
 
 class Pool:
     """The nodes of a round by number, in the order of their names, and their kinds.
@@ -36,7 +39,7 @@ class Pool:
     Nodes of one kind have the same GPU type and hardware, so they mean the same to every job.
     """
 
-    __slots__ = ("kind_of", "kinds", "nodes", "number", "types")
+    __slots__ = ("_on_one", "kind_of", "kinds", "nodes", "number", "types")
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes = tuple(nodes)
@@ -51,6 +54,15 @@ class Pool:
         for kind, node in enumerate(self.kinds):
             by_type.setdefault(node.gpu_type, []).append(kind)
         self.types = tuple((name, tuple(by_type[name])) for name in sorted(by_type))
+        self._on_one: dict[tuple[int, int], GpuLayout] = {}
+
+    def on_one(self, number: int, gpus: int) -> GpuLayout:
+        """``gpus`` GPUs of one node: the same object whenever asked."""
+        found = self._on_one.get((number, gpus))
+        if found is None:
+            node = self.nodes[number]
+            found = self._on_one[number, gpus] = (node.gpu_type, ((node.name, gpus),))
+        return found
 
 
 class Need:
@@ -82,21 +94,26 @@ class Needs:
     def __init__(self, pool: Pool, rule: Callable[[JobStatus, Node, int], Resources]) -> None:
         self._kinds = pool.kinds
         self._rule = rule
-        # Most jobs share the profile object, which is quicker to look up than its value.
-        self._by_object: dict[tuple[int, int, int, bool], Need] = {}
+        # Most jobs share the profile object, which is quicker to look up than its value. It is
+        # kept beside the need, so that its id stays its own.
+        self._by_object: dict[tuple[int, int, int, bool], tuple[Profile, Need]] = {}
         self._by_value: dict[object, Need] = {}
 
     def of(self, status: JobStatus) -> Need:
         """The need of the job; equal jobs get the same object."""
         job, profile = status.job, status.profile
         key = (id(profile), job.min_mem_mib_per_node, job.tasks_per_node, job.wrapped)
-        need = self._by_object.get(key)
-        if need is None:
-            rates = tuple(sorted(profile.gpu_rate_per_gpu.items()))
-            need = self._by_value.setdefault(
-                (rates, profile.pipeline, profile.table, *key[1:]), self.own(status)
-            )
-            self._by_object[key] = need
+        found = self._by_object.get(key)
+        if found is not None:
+            return found[1]
+        if len(self._by_object) > _MOST_KNOWN:
+            self._by_object.clear()
+            self._by_value.clear()
+        rates = tuple(sorted(profile.gpu_rate_per_gpu.items()))
+        need = self._by_value.setdefault(
+            (rates, profile.pipeline, profile.table, *key[1:]), self.own(status)
+        )
+        self._by_object[key] = (profile, need)
         return need
 
     def own(self, status: JobStatus) -> Need:
@@ -152,6 +169,8 @@ class Room:
     def free_gpus(self, gpu_types: tuple[str, ...] = ()) -> int:
         """Free GPUs of the allowed type (any when empty) that has most of them free."""
         free = self._free_of_kind
+        if len(self.pool.types) == 1 and not gpu_types:
+            return free[0] if len(free) == 1 else sum(free)
         return max(
             [
                 sum([free[kind] for kind in kinds])
@@ -175,7 +194,13 @@ class Room:
     def take(self, parts: Parts) -> None:
         """Book ``parts``."""
         for number, (gpus, cpus, mem_mib) in parts:
-            self._change(number, -gpus, -cpus, -mem_mib)
+            if self._buckets is None and self._gpus[number] >= gpus:
+                self._gpus[number] -= gpus
+                self._cpus[number] -= cpus
+                self._mem_mib[number] -= mem_mib
+                self._free_of_kind[self.pool.kind_of[number]] -= gpus
+            else:
+                self._change(number, -gpus, -cpus, -mem_mib)
 
     def give(self, parts: Parts) -> None:
         """Undo ``take``."""
@@ -233,6 +258,16 @@ class Room:
                 if entry[1] >= mem_mib:
                     yield free, *entry
 
+    def _tightest(self, kind: int, need: Amounts) -> int | None:
+        """The first of ``_fitting``."""
+        gpus, cpus, mem_mib = need
+        for bucket in self._index()[kind][gpus:]:
+            for at in range(bisect_left(bucket, (cpus,)), len(bucket)) if bucket else ():
+                entry = bucket[at]
+                if entry[1] >= mem_mib:
+                    return entry[2]
+        return None
+
     def first(self, gpu_types: tuple[str, ...], need: Need, gpus: int) -> GpuLayout | None:
         """The first node by name of an allowed type with ``gpus`` free GPUs and what they need."""
         for number, free in enumerate(self._gpus):
@@ -251,7 +286,7 @@ class Room:
         One GPU type per job, the fewest nodes (exactly as many as the shape says, if it does), and
         among those the nodes with the least left.
         """
-        if (shape, need) in self._failed:
+        if self._failed and (shape, need) in self._failed:
             return None
         gpus, nodes, allowed = shape
         found: list[tuple[str, list[tuple[int, int]]]] = []
@@ -269,6 +304,8 @@ class Room:
             self._failed.add((shape, need))
             return None
         best = min(found, key=self._score) if len(found) > 1 else found[0]
+        if len(best[1]) == 1:
+            return self.pool.on_one(*best[1][0])
         names = self.pool.nodes
         return best[0], tuple([(names[number].name, each) for number, each in best[1]])
 
@@ -281,6 +318,9 @@ class Room:
     ) -> list[tuple[int, int]]:
         """The ``count`` tightest nodes with ``gpus / count`` GPUs each; empty if fewer."""
         each = gpus // count
+        if count == 1 and len(kinds) == 1:
+            number = self._tightest(kinds[0], need.at(kinds[0], each))
+            return [] if number is None else [(number, each)]
         found = list(islice(self.fitting(kinds, need, each), count))
         if len(found) < count:
             return []

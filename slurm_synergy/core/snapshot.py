@@ -6,22 +6,58 @@ their cores and memory as well.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 from slurm_synergy.core.model import JobPhase, JobStatus, Placement, Snapshot
 
 __all__ = [
+    "Standing",
     "held",
+    "inherit",
     "is_frozen",
     "is_pinned",
     "keeps_all",
+    "standing",
     "status_of",
 ]
 
 
-def status_of(snapshot: Snapshot) -> dict[int, JobStatus]:
+class Standing:
+    """The jobs of a snapshot by what they hold; all ascending by id.
+
+    ``pending`` are those that hold nothing, ``holding`` the others, ``by_id`` both.
+    """
+
+    __slots__ = ("by_id", "holding", "pending")
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        jobs = snapshot.jobs
+        self.by_id = {status.job.job_id: status for status in jobs}
+        self.holding = [status for status in jobs if status.lease is not None]
+        self.pending = [status for status in jobs if status.lease is None]
+
+
+def standing(snapshot: Snapshot) -> Standing:
+    """The jobs of ``snapshot`` by what they hold: the same object whenever asked."""
+    found = snapshot.derived.get(Standing)
+    if not isinstance(found, Standing):
+        found = snapshot.derived[Standing] = Standing(snapshot)
+    return found
+
+
+def status_of(snapshot: Snapshot) -> Mapping[int, JobStatus]:
     """Job statuses by job id, ascending."""
-    return {status.job.job_id: status for status in snapshot.jobs}
+    return standing(snapshot).by_id
+
+
+def inherit(snapshot: Snapshot, earlier: Snapshot) -> None:
+    """Let ``snapshot`` use what was derived from the nodes of ``earlier`` if they are the same.
+
+    What follows from the nodes alone, like the demand of a profile on a kind of node, need not be
+    computed anew in every round. It changes no decision.
+    """
+    if snapshot.nodes == earlier.nodes:
+        object.__setattr__(snapshot, "_of_nodes", earlier.of_nodes)
 
 
 def held(status: JobStatus) -> Placement | None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from slurm_synergy.core.model import JobStatus, Snapshot
-from slurm_synergy.policies.queue import QueuePolicy, Rank
+from slurm_synergy.core.model import Snapshot
+from slurm_synergy.policies.queue import ARRIVAL, QueuePolicy, Rank
 
 __all__ = ["FIFO"]
 
 
-def _arrival_s(status: JobStatus) -> float:
-    return status.job.submitted_s
-
-
 def _key(snapshot: Snapshot) -> Rank:
-    return _arrival_s
+    return ARRIVAL
 
 
 FIFO = QueuePolicy(name="fifo", key=_key)

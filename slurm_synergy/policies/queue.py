@@ -7,8 +7,9 @@ is idle while any job could use it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from slurm_synergy.core.model import (
     Configuration,
@@ -22,15 +23,21 @@ from slurm_synergy.core.model import (
 )
 from slurm_synergy.core.packing import Packer, Request, Requests
 from slurm_synergy.core.room import Room, Shape
-from slurm_synergy.core.snapshot import held
+from slurm_synergy.core.snapshot import held, keeps_all, standing
 
-__all__ = ["Key", "QueuePolicy", "Rank", "choose"]
+__all__ = ["ARRIVAL", "Key", "QueuePolicy", "Rank", "choose", "queue_order"]
 
 Rank = Callable[[JobStatus], float]
 """Smaller is served first; ties go to the earlier submission, then to the smaller id."""
 
 Key = Callable[[Snapshot], Rank]
 """What a policy ranks by in one round; computes once what all jobs share."""
+
+ARRIVAL: Rank = attrgetter("job.submitted_s")
+"""The rank of first in, first out; the only one that need not be compared with it again."""
+
+_ID = attrgetter("job.job_id")
+_FORGOTTEN_AT_LEAST = 1000
 
 _DRAINED = Reason(code=ReasonCode.DRAINED, text="the controller drains: nothing is started")
 
@@ -47,62 +54,103 @@ class QueuePolicy:
         return choose(snapshot, self.key)
 
 
+def queue_order(policy: QueuePolicy, snapshot: Snapshot) -> tuple[int, ...]:
+    """Ids of the jobs that hold something or may start, in the order in which they are served."""
+    rank, usable = policy.key(snapshot), snapshot.usable
+    walk = []
+    for status in snapshot.jobs:
+        job, holding = status.job, held(status)
+        if holding is None and status.blocked is not None:
+            continue
+        stays = holding is not None and (not job.preemptible or keeps_all(status, holding, usable))
+        walk.append((not stays, rank(status), job.submitted_s, job.job_id))
+    return tuple(one[3] for one in sorted(walk))
+
+
 def choose(snapshot: Snapshot, key: Key) -> Decision:
     """Grant jobs in the order of ``key``, each if the pool can hold it besides those before it.
 
     Jobs that cannot be stopped come first, whatever their key: they keep what they hold. While
     draining, running jobs keep their GPUs and nothing is started.
     """
-    rank = key(snapshot)
     requests = Requests.of_snapshot(snapshot)
     waiting: dict[int, Reason] = {}
-    walk: list[tuple[bool, float, float, int, JobStatus, Request | None]] = []
-    for status in snapshot.jobs:
-        job = status.job
-        request = None
+    holding: dict[int, Request] = {}
+    jobs = standing(snapshot)
+    walk = _candidates(jobs.pending, snapshot, waiting)
+    for status in jobs.holding:
         if held(status) is not None:
-            request = requests.of(status)
-        elif status.blocked is not None:
-            waiting[job.job_id] = status.blocked
-            continue
-        elif snapshot.draining:
-            waiting[job.job_id] = _DRAINED
-            continue
-        later = request is None or not request.pinned
-        walk.append((later, rank(status), job.submitted_s, job.job_id, status, request))
-    walk.sort()  # ids differ, so statuses are never compared
-    granted = _walk(requests, [(one[4], one[5]) for one in walk], waiting)
-    return Decision(
-        grants=_grants(granted),
-        waiting={job_id: waiting[job_id] for job_id in sorted(waiting)},
-    )
+            holding[status.job.job_id] = requests.of(status)
+            walk.append(status)
+        else:
+            walk += _candidates((status,), snapshot, waiting)
+    walk = _in_order(walk, key(snapshot), holding)
+    granted = _walk(snapshot, requests, walk, holding, waiting)
+    return Decision(grants=_grants(granted), waiting=waiting)
+
+
+def _candidates(
+    statuses: Sequence[JobStatus], snapshot: Snapshot, waiting: dict[int, Reason]
+) -> list[JobStatus]:
+    """Those of ``statuses`` that may start; the reason of every other goes to ``waiting``."""
+    free = [status for status in statuses if status.blocked is None]
+    if len(free) < len(statuses):
+        for status in statuses:
+            if status.blocked is not None:
+                waiting[status.job.job_id] = status.blocked
+    if not snapshot.draining:
+        return free
+    waiting.update({status.job.job_id: _DRAINED for status in free})
+    return []
+
+
+def _in_order(walk: list[JobStatus], rank: Rank, holding: Mapping[int, Request]) -> list[JobStatus]:
+    """Pinned jobs, then by rank, submission and id."""
+    walk.sort(key=_ID)
+    walk.sort(key=ARRIVAL)
+    if rank is not ARRIVAL:
+        walk.sort(key=rank)
+    pinned = {job_id for job_id, request in holding.items() if request.pinned}
+    if not pinned:
+        return walk
+    first = [status for status in walk if status.job.job_id in pinned]
+    return first + [status for status in walk if status.job.job_id not in pinned]
 
 
 def _walk(
-    requests: Requests, walk: list[tuple[JobStatus, Request | None]], waiting: dict[int, Reason]
+    snapshot: Snapshot,
+    requests: Requests,
+    walk: Sequence[JobStatus],
+    holding: Mapping[int, Request],
+    waiting: dict[int, Reason],
 ) -> list[Request]:
-    """The requests that are granted; the reason of every other goes to ``waiting``.
-
-    The walk has the requests of those jobs only that hold something.
-    """
-    packer = Packer(requests.pool, [holding for _, holding in walk if holding is not None])
-    reasons = _Reasons(requests, packer)
-    granted: list[Request] = []
+    """The requests that are granted; the reason of every other goes to ``waiting``."""
+    packer = requests.packer(holding.values())
+    reasons = _Reasons(snapshot, requests, packer)
+    granted = [] if holding else packer.retrace(map(requests.of, walk))
     free: dict[tuple[str, ...], int] = {}
-    for status, holding in walk:
+    # They come first, and keep their place even where nothing is free: their node may be down.
+    stay = sum(request.pinned for request in holding.values())
+    for at in range(len(granted), len(walk)):
+        status = walk[at]
         job = status.job
         if job.gpu_types not in free:
+            if at >= stay and not packer.free_gpus(()):
+                reasons.of_all(walk[at:], waiting)
+                break
             free[job.gpu_types] = packer.free_gpus(job.gpu_types)
+        request = holding.get(job.job_id)
         # Most jobs of a long queue end here: no request is made for them.
-        if holding is None and free[job.gpu_types] < job.gpus:
+        if request is None and free[job.gpu_types] < job.gpus:
             waiting[job.job_id] = reasons.of(status, free[job.gpu_types])
             continue
-        request = holding or requests.of(status)
+        request = request or requests.of(status)
         if packer.add(request):
             granted.append(request)
             free.clear()
         else:
             waiting[job.job_id] = reasons.of(status, free[job.gpu_types])
+    requests.adopt(granted, packer)
     return _confirm(requests, granted, waiting)
 
 
@@ -129,14 +177,18 @@ def _confirm(
 
 def _grants(granted: list[Request]) -> tuple[Grant, ...]:
     made: dict[Shape, Configuration] = {}
-    grants = []
     for request in granted:
-        gpus, nodes, types = request.shape
-        if request.shape not in made:
-            only = types[0] if len(types) == 1 else None
-            made[request.shape] = Configuration(gpus=gpus, nodes=nodes, gpu_type=only)
-        grants.append(Grant(job_id=request.job_id, configuration=made[request.shape]))
-    return tuple(grants)
+        if request.grant is None:
+            gpus, nodes, types = request.shape
+            if request.shape not in made:
+                only = types[0] if len(types) == 1 else None
+                made[request.shape] = Configuration(gpus=gpus, nodes=nodes, gpu_type=only)
+            request.grant = Grant(job_id=request.job_id, configuration=made[request.shape])
+    return tuple([request.grant for request in granted if request.grant is not None])
+
+
+class _Refusals(dict[int, tuple[JobStatus, Reason]]):
+    """Why jobs wait when no GPU is free at all: kept with the nodes, as it depends on no others."""
 
 
 class _Reasons:
@@ -145,12 +197,24 @@ class _Reasons:
     A case is all that a reason depends on, so ten thousand waiting jobs share a few reasons.
     """
 
-    def __init__(self, requests: Requests, packer: Packer) -> None:
+    def __init__(self, snapshot: Snapshot, requests: Requests, packer: Packer) -> None:
+        self._snapshot = snapshot
         self._requests = requests
         self._packer = packer
         self._known: dict[tuple[object, ...], Reason] = {}
-        total = [node.total for node in requests.pool.nodes]
-        self._whole = Room(requests.pool, [(one.gpus, one.cpus, one.mem_mib) for one in total])
+        self._whole: Room | None = None
+
+    def of_all(self, refused: Sequence[JobStatus], waiting: dict[int, Reason]) -> None:
+        """Add the reasons of jobs that were refused because no GPU is free."""
+        kept = self._snapshot.of_nodes.get(_Refusals)
+        if not isinstance(kept, _Refusals) or len(kept) > 2 * len(refused) + _FORGOTTEN_AT_LEAST:
+            kept = self._snapshot.of_nodes[_Refusals] = _Refusals()
+        for status in refused:
+            job_id = status.job.job_id
+            before = kept.get(job_id)
+            if before is None or before[0] is not status:
+                before = kept[job_id] = (status, self.of(status, 0))
+            waiting[job_id] = before[1]
 
     def of(self, status: JobStatus, free: int) -> Reason:
         """The reason of a job that was just refused when ``free`` GPUs of its types were free."""
@@ -197,4 +261,8 @@ class _Reasons:
     def _fits_when_empty(self, status: JobStatus, shape: Shape) -> bool:
         """Whether the job would fit if it were alone and every node of the pool were up."""
         floor = self._requests.floor(status)
+        if self._whole is None:
+            pool = self._requests.pool
+            total = [node.total for node in pool.nodes]
+            self._whole = Room(pool, [(one.gpus, one.cpus, one.mem_mib) for one in total])
         return self._whole.find(shape, floor) is not None

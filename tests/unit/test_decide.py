@@ -10,6 +10,7 @@ from builders import job, node, pending, placement, profile, res, running, snaps
 
 from slurm_synergy.core.decide import check_plan, decide
 from slurm_synergy.core.model import Decision, Placement, Plan, Reason, ReasonCode, Snapshot
+from slurm_synergy.core.snapshot import inherit
 from slurm_synergy.errors import PlanError
 from slurm_synergy.mechanisms import MECHANISMS
 from slurm_synergy.policies import POLICIES
@@ -56,6 +57,29 @@ def test_a_fair_plan_passes() -> None:
 def test_a_plan_that_breaks_a_promise_is_refused(plan: Plan, words: str) -> None:
     with pytest.raises(PlanError, match=words):
         check_plan(two(), plan)
+
+
+def test_what_was_found_good_before_does_not_hide_what_is_wrong_now() -> None:
+    before, now = two(), two()
+    check_plan(before, made(FAIR_1, FAIR_2))
+    inherit(now, before)
+    assert now.of_nodes is before.of_nodes
+    with pytest.raises(PlanError, match="less than its share"):
+        check_plan(now, made(placement(1, v100_1=res(4, 11, 250_000)), FAIR_2))
+    with pytest.raises(PlanError, match="overfull"):
+        check_plan(now, made(replace(FAIR_1, shares=(("v100-1", res(4, 13, 250_000)),)), FAIR_2))
+    more = replace(before.jobs[0], job=replace(before.jobs[0].job, gpus=2))
+    changed = replace(now, jobs=(more, now.jobs[1]))
+    inherit(changed, before)
+    with pytest.raises(PlanError, match="asked for 2 GPUs"):
+        check_plan(changed, made(FAIR_1, FAIR_2))
+
+
+def test_nothing_is_inherited_from_other_nodes() -> None:
+    before, now = two(), replace(two(), nodes=two().nodes[:1])
+    check_plan(before, made(FAIR_1, FAIR_2))
+    inherit(now, before)
+    assert not now.of_nodes
 
 
 def test_a_known_job_may_have_little_if_its_rate_is_kept() -> None:

@@ -104,6 +104,14 @@ def test_a_pending_job_with_a_place_starts_and_one_without_is_held() -> None:
     assert not found.deferred
 
 
+def test_a_job_that_is_held_by_us_is_not_held_again_but_told_why_it_cannot_start() -> None:
+    both = [pending(job(1, 4), held_by_us=True), pending(job(2, 4), held_by_us=True)]
+    busy = {"v100-1": res(3, 24, 500_000)}
+    found = act(both, [spot(1)], busy, waiting={2: WAIT})
+    assert found.actions == (Hold(job_id=1),)
+    assert list(found.deferred) == [1]
+
+
 @pytest.mark.parametrize("phase", [JobPhase.STARTING, JobPhase.STOPPING, JobPhase.ENDING])
 def test_jobs_in_between_are_left_alone(phase: JobPhase) -> None:
     assert act([running(job(1, 4), spot(1), phase=phase)], [spot(1)]).actions == ()

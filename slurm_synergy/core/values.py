@@ -1,0 +1,75 @@
+"""Frozen dataclasses that are made quickly.
+
+A round for thousands of jobs makes tens of thousands of values. The constructor of a frozen
+dataclass sets each field through ``object.__setattr__``, which takes most of the time of making it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, Field, fields
+from typing import Any, TypeVar, cast
+
+__all__ = ["quick"]
+
+_T = TypeVar("_T")
+
+
+def quick(cls: type[_T]) -> type[_T]:
+    """Give a frozen, slotted, keyword-only dataclass a constructor that takes a third of the time.
+
+    Nothing else changes. Fields are filled in while the object is of a class of the same layout
+    that is not frozen; then it becomes one of ``cls``. A subclass must be made quick as well.
+    """
+    draft = type(
+        f"{cls.__name__}Draft",
+        cls.__bases__,
+        {
+            "__slots__": cls.__dict__["__slots__"],
+            "__setattr__": object.__setattr__,
+            "__delattr__": object.__delattr__,
+        },
+    )
+    made = cast(Any, cls)
+    made.__new__ = _constructor(cls, draft)
+    made.__getnewargs_ex__ = _new_arguments
+    del made.__init__
+    return cls
+
+
+def _constructor(cls: type[Any], draft: type[Any]) -> Any:
+    """``__new__`` of ``cls``, written out as dataclasses write their ``__init__``."""
+    known: dict[str, Any] = {"_new": object.__new__, "_draft": draft, "_missing": MISSING}
+    parameters, lines = [], []
+    for field in fields(cls):
+        parameters.append(field.name + _default(field, known))
+        lines.append(_assignment(field))
+    lines.append("self.__class__ = cls")
+    if hasattr(cls, "__post_init__"):
+        lines.append("self.__post_init__()")
+    body = "\n    ".join(["self = _new(_draft)", *lines, "return self"])
+    exec(f"def __new__(cls, *, {', '.join(parameters)}):\n    {body}\n", known)
+    return known["__new__"]
+
+
+def _default(field: Field[Any], known: dict[str, Any]) -> str:
+    if field.default is not MISSING:
+        known[f"_default_{field.name}"] = field.default
+        return f"=_default_{field.name}"
+    if field.default_factory is not MISSING:
+        known[f"_make_{field.name}"] = field.default_factory
+        return "=_missing"
+    return ""
+
+
+def _assignment(field: Field[Any]) -> str:
+    if field.default is MISSING and field.default_factory is not MISSING:
+        return (
+            f"self.{field.name} = _make_{field.name}() if {field.name} is _missing "
+            f"else {field.name}"
+        )
+    return f"self.{field.name} = {field.name}"
+
+
+def _new_arguments(self: Any) -> tuple[tuple[()], dict[str, Any]]:
+    """For copies and pickles, which make the object anew."""
+    return (), {field.name: getattr(self, field.name) for field in fields(self)}

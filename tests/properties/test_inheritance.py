@@ -1,0 +1,133 @@
+"""What a round takes over from the one before it changes no decision."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from strategies import snapshots
+
+from slurm_synergy.core.decide import check_plan, decide
+from slurm_synergy.core.model import JobPhase, JobStatus, Snapshot
+from slurm_synergy.core.snapshot import inherit
+from slurm_synergy.mechanisms import MECHANISMS
+from slurm_synergy.policies import POLICIES
+from slurm_synergy.round import Known, build_snapshot
+from slurm_synergy.simulator.cluster import Costs, SimulatedCluster, SimulatedRecords, World
+from slurm_synergy.simulator.generate import generate
+from slurm_synergy.simulator.pool import make_nodes
+from slurm_synergy.simulator.workload import make_workload
+
+PAIRS = list(itertools.product(sorted(POLICIES), sorted(set(MECHANISMS) - {"opt"})))
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Snapshot]:
+    """Snapshots of the same nodes, with jobs that come, go, progress and change their state.
+
+    Mostly all jobs wait, as in the reference semantics of the simulator. A job of which nothing has
+    changed is the very same object.
+    """
+    first = draw(snapshots())
+    waiting = [_waiting(status) for status in first.jobs]
+    found = []
+    for number in range(draw(st.integers(2, 4))):
+        jobs: list[JobStatus] = []
+        for status, idle in zip(first.jobs, waiting, strict=True):
+            kind = draw(st.sampled_from(["same", "same", "same", "gone", "further", "running"]))
+            if kind == "further":
+                jobs.append(replace(idle, done_samples=idle.done_samples + 100.0 * number))
+            elif kind != "gone":
+                jobs.append(status if kind == "running" else idle)
+        usable = draw(st.integers(0, 4)) > 0
+        nodes = first.nodes if usable else first.nodes[1:]
+        if not nodes or any(status.lease is not None for status in jobs):
+            nodes = first.nodes
+        found.append(replace(first, round=number, jobs=tuple(jobs), nodes=nodes))
+    return found
+
+
+def _waiting(status: JobStatus) -> JobStatus:
+    return replace(status, phase=JobPhase.PENDING, lease=None)
+
+
+@pytest.mark.parametrize(("policy", "mechanism"), PAIRS)
+@settings(max_examples=12)
+@given(history=histories())
+def test_an_inherited_snapshot_is_decided_like_a_fresh_one(
+    policy: str, mechanism: str, history: list[Snapshot]
+) -> None:
+    chosen = POLICIES[policy], MECHANISMS[mechanism]
+    earlier: Snapshot | None = None
+    for snapshot in history:
+        fresh = replace(snapshot)
+        if earlier is not None:
+            inherit(snapshot, earlier)
+            event(f"same nodes: {snapshot.of_nodes is earlier.of_nodes}")
+        plan = decide(snapshot, *chosen)
+        assert plan == decide(fresh, *chosen)
+        check_plan(snapshot, plan)
+        check_plan(fresh, plan)
+        earlier = snapshot
+
+
+@settings(max_examples=40)
+@given(moves=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 7)), max_size=30))
+def test_statuses_that_are_taken_over_are_those_that_would_be_made(
+    moves: list[tuple[int, int]],
+) -> None:
+    nodes = tuple(make_nodes(name="n", count=2, gpu_type="v100", gpus=4, cpus=12, mem_gib=250))
+    coming = list(make_workload(generate("philly-derived:load=9,jobs=8,seed=3", 3), nodes))
+    world, known = World(nodes=nodes, costs=Costs()), Known()
+    cluster, records = SimulatedCluster(world), SimulatedRecords(world)
+    for kind, which in moves:
+        _change(world, coming, kind, which)
+        snapshots = [
+            build_snapshot(
+                cluster.observe(),
+                records.read(),
+                round_number=1,
+                now_s=world.now_s,
+                round_s=300.0,
+                profile_of=records.profile,
+                known=taken,
+            )
+            for taken in (known, None)
+        ]
+        assert snapshots[0] == snapshots[1]
+
+
+def _change(world: World, coming: list, kind: int, which: int) -> None:  # type: ignore[type-arg]
+    """One event of a simulated world: an arrival, a start, an end of a lease, of a job, time."""
+    if kind == 0 and coming:
+        world.arrive(coming.pop())
+    waiting = [one for one in world.jobs.values() if one.placement is None]
+    if kind == 1 and waiting and world.free_gpus:
+        one = waiting[which % len(waiting)]
+        plan = decide(_alone(world, one.spec), POLICIES["fifo"], MECHANISMS["proportional"])
+        placement = plan.placements[0]
+        free = world.free()[placement.nodes[0]]
+        if placement.gpus <= free.gpus:
+            world.start(one, placement)
+    held = list(world.held.values())
+    if kind == 2 and held:
+        world.end_lease(held[which % len(held)])
+    if kind == 3 and held:
+        world.complete(held[which % len(held)])
+    if kind == 4 and held:
+        world.release(held[which % len(held)])
+    if kind == 5:
+        world.advance(world.now_s + 100.0 * which)
+
+
+def _alone(world: World, spec) -> Snapshot:  # type: ignore[no-untyped-def]
+    return Snapshot(
+        round=1,
+        now_s=world.now_s,
+        round_s=300.0,
+        nodes=world.nodes,
+        jobs=(JobStatus(job=spec.job, profile=spec.belief),),
+    )
