@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""How long one decision takes, over five sizes of cluster; and how good TUNE is beside OPT.
+"""How long one decision takes, over five sizes of cluster; and how good TUNE is beside OPT
+(``quality.py``).
 
 A decision is ``decide(snapshot, policy, mechanism)``: who runs, where, with which cores and memory.
 The cluster is as it is between two rounds: nearly full, a hundredth of its jobs have just ended,
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import json
 import math
 import random
@@ -32,10 +34,8 @@ from slurm_synergy.core.model import (
     Lease,
     Node,
     Placement,
-    Plan,
     Snapshot,
 )
-from slurm_synergy.core.pipeline import job_rate, proportional_rate
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.mechanisms import MECHANISMS
 from slurm_synergy.policies import POLICIES
@@ -56,6 +56,7 @@ PAPER_SPLIT = (20, 70, 10)
 SPLITS = ((20, 70, 10), (50, 0, 50), (30, 60, 10), (33, 33, 34), (100, 0, 0), (0, 100, 0))
 HELD_S = 1000.0
 ENDED = 0.01
+QUALITY_SEEDS = 2
 
 
 def make_nodes(count: int) -> tuple[Node, ...]:
@@ -184,57 +185,6 @@ def time_sizes(policy: str, runs: int, sizes: Sequence[int] = SIZES) -> dict[str
     return {"policy": policy, "sizes": rows, "growth_exponent": round(slope, 3)}
 
 
-def gain(snapshot: Snapshot, plan: Plan) -> tuple[float, float]:
-    """Sum of GPUs times rate over proportional rate, and the least of the ratios."""
-    statuses = {status.job.job_id: status for status in snapshot.jobs}
-    total, least = 0.0, math.inf
-    for placement in plan.placements:
-        status = statuses[placement.job_id]
-        rate = job_rate(status.profile, placement.gpu_type, [one for _, one in placement.shares])
-        parts = [(snapshot.node(name), share.gpus) for name, share in placement.shares]
-        base = proportional_rate(status, parts)
-        ratio = rate / base if rate and base else 1.0
-        total += placement.gpus * ratio
-        least = min(least, ratio)
-    return total, least
-
-
-def against_opt(
-    split: Sequence[int], counts: Sequence[int], gpus: int, runs: int
-) -> dict[str, Any]:
-    """TUNE and proportional beside OPT's bound, for one split on an empty cluster."""
-    order = random.Random(7)
-    nodes = make_nodes(gpus // GPUS_PER_NODE)
-    jobs: list[JobStatus] = []
-    while sum(status.job.gpus for status in jobs) < gpus:
-        jobs.append(make_job(len(jobs) + 1, order, split, counts))
-    snapshot = make_snapshot(nodes, jobs)
-    plans = {
-        name: decide(snapshot, POLICIES["fifo"], MECHANISMS[name])
-        for name in ("proportional", "tune", "opt")
-    }
-    tune_ms = statistics.median(timed_ms(snapshot, "fifo", "tune") for _ in range(runs))
-    opt_ms = statistics.median(timed_ms(snapshot, "fifo", "opt") for _ in range(2))
-    tuned, least = gain(snapshot, plans["tune"])
-    # Where no job has a choice there is nothing to solve, and all plans are equal.
-    solved = plans["opt"].solver["bound"]
-    bound = float(solved) if isinstance(solved, float) else gain(snapshot, plans["opt"])[0]
-    return {
-        "split": list(split),
-        "gpus_per_job": "1" if len(counts) == 1 else "mixed",
-        "jobs": len(plans["tune"].placements),
-        "bound": round(bound, 2),
-        "tune_of_bound": round(tuned / bound, 4),
-        "proportional_of_bound": round(gain(snapshot, plans["proportional"])[0] / bound, 4),
-        "opt_placed_of_bound": round(gain(snapshot, plans["opt"])[0] / bound, 4),
-        "tune_worst_job": round(least, 4),
-        "opt_status": plans["opt"].solver["status"],
-        "tune_ms": round(tune_ms, 2),
-        "opt_ms": round(opt_ms, 1),
-        "opt_over_tune": round(opt_ms / tune_ms, 1),
-    }
-
-
 def main() -> int:
     """Measure and print; status 1 when a decision takes longer than its limit."""
     parser = argparse.ArgumentParser(description="Speed and quality of decisions.")
@@ -244,9 +194,10 @@ def main() -> int:
     parser.add_argument("--no-opt", action="store_true", help="leave the comparison with OPT out")
     options = parser.parse_args()
     result: dict[str, Any] = {"speed": time_sizes(options.policy, options.runs)}
-    if not options.no_opt:
+    quality = None if options.no_opt else importlib.import_module("quality")
+    if quality is not None:
         result["quality"] = [
-            against_opt(split, counts, 128, options.runs)
+            quality.compare(split, counts, 128, options.runs, QUALITY_SEEDS)
             for split in SPLITS
             for counts in ((1,), GPU_COUNTS)
         ]
@@ -254,6 +205,8 @@ def main() -> int:
         print(json.dumps(result))
     else:
         print_tables(result)
+        if quality is not None:
+            quality.print_rows(result["quality"])
     slow = [
         row
         for row in result["speed"]["sizes"]
@@ -271,12 +224,6 @@ def print_tables(result: dict[str, Any]) -> None:
             f"{row['tune_ms']} ms{limit}, {row['ratio']} times proportional"
         )
     print(f"growth exponent {result['speed']['growth_exponent']}")
-    for row in result.get("quality", ()):
-        print(
-            f"split {row['split']}, {row['gpus_per_job']} GPUs: TUNE {row['tune_of_bound']:.1%} "
-            f"and proportional {row['proportional_of_bound']:.1%} of OPT's bound, worst job "
-            f"{row['tune_worst_job']}, OPT takes {row['opt_over_tune']} times as long"
-        )
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from slurm_synergy.mechanisms.placing import (
     Party,
     make_parties,
     make_placements,
-    share_out,
 )
+from slurm_synergy.mechanisms.sharing import share_out
 from slurm_synergy.mechanisms.tune import full_demand
 
 __all__ = ["GREEDY", "Greedy", "Order", "give_whole_demands"]

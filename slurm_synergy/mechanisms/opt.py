@@ -4,8 +4,10 @@ An upper bound to compare with, not for production. The program chooses one cell
 each job's grid so that the sum of rates is largest, each relative to the job's proportional rate
 and weighted with its GPUs; cells below the proportional rate are not on the grid, so fairness is a
 constraint. Cores and memory are limited in total per kind of node, as if the nodes of a kind were
-one machine. Then the jobs are placed with what they were given, on as few nodes as their shape
-allows; where the nodes' borders do not permit it, they get less, but never below their floor.
+one machine; only a job that takes whole nodes has them to itself, for nobody without a GPU there
+could use what it leaves. Then the jobs are placed with what they were given, on as few nodes as
+their shape allows; where the nodes' borders do not permit it, they get less, but never below their
+floor.
 
 Jobs that have the same grid share variables (how many of them take each cell), which is the same
 program with the symmetry taken out. Without an answer in time all get their proportional share.
@@ -60,6 +62,10 @@ class _Sort:
     gpus: int
     cells: tuple[_Cell, ...]
     members: list[Party]
+
+    def alone(self, node: Node) -> bool:
+        """Whether such a job takes all GPUs of each of its nodes, which are like ``node``."""
+        return self.each == node.total.gpus and self.gpus % self.each == 0
 
 
 class Opt:
@@ -200,13 +206,18 @@ def _problem(pool: Pool, sorts: Sequence[_Sort], frozen: Mapping[int, tuple[int,
     variables: list[Variable] = []
     constraints: list[Constraint] = []
     totals: dict[tuple[int, int], list[tuple[int, float]]] = {}
+    alone: dict[int, int] = {}
     for sort in sorts:
         count = len(sort.members)
         numbers = range(len(variables), len(variables) + len(sort.cells))
+        shares = not sort.alone(pool.kinds[sort.kind])
+        if not shares:
+            alone[sort.kind] = alone.get(sort.kind, 0) + count * sort.gpus // sort.each
         for number, cell in zip(numbers, sort.cells, strict=True):
             variables.append(Variable(gain=cell.rate * sort.gpus, most=count))
-            totals.setdefault((sort.kind, 0), []).append((number, cell.cpus * sort.parts))
-            totals.setdefault((sort.kind, 1), []).append((number, cell.mem_mib * sort.parts))
+            if shares:
+                totals.setdefault((sort.kind, 0), []).append((number, cell.cpus * sort.parts))
+                totals.setdefault((sort.kind, 1), []).append((number, cell.mem_mib * sort.parts))
         terms = tuple((number, 1.0) for number in numbers)
         constraints.append(Constraint(terms=terms, limit=count, equal=True))
     for (kind, resource), coefficients in totals.items():
@@ -215,7 +226,8 @@ def _problem(pool: Pool, sorts: Sequence[_Sort], frozen: Mapping[int, tuple[int,
             for node, its in zip(pool.nodes, pool.kind_of, strict=True)
             if its == kind
         ]
-        limit = sum(capacities) - frozen.get(kind, (0, 0))[resource]
+        whole = (pool.kinds[kind].total.cpus, pool.kinds[kind].total.mem_mib)[resource]
+        limit = sum(capacities) - frozen.get(kind, (0, 0))[resource] - alone.get(kind, 0) * whole
         constraints.append(Constraint(terms=tuple(coefficients), limit=limit))
     return Problem(variables=tuple(variables), constraints=tuple(constraints))
 

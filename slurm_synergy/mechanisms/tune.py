@@ -17,15 +17,15 @@ from slurm_synergy.core.packing import Requests, parts_of
 from slurm_synergy.core.pipeline import demand
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.room import Amounts, GpuLayout, Need, Parts, Pool, Room, Shape
+from slurm_synergy.mechanisms.exchange import exchange
 from slurm_synergy.mechanisms.placing import (
     Party,
     Shared,
     build_layout,
     make_parties,
     make_placements,
-    neighbours,
-    share_out,
 )
+from slurm_synergy.mechanisms.sharing import Left, neighbours, share_out
 
 __all__ = ["TUNE", "Tune", "choose_nodes", "full_demand"]
 
@@ -72,29 +72,45 @@ def choose_nodes(
     if len(settled) == len(parties):
         return layouts, shared
     movers = [party for party in parties if party.job_id not in layouts]
-    rest = _Rest(pool, left, movers)
+    layouts = _place_new(pool, layouts, movers, left) or dict(base)
+    touched = neighbours(parties, layouts, [party.job_id for party in movers])
+    # Exchanges lead to nodes of other movers or to empty ones: nobody else is touched.
+    layouts.update(exchange(snapshot, pool, touched, layouts, movers, left.shared))
+    anew, _ = share_out(snapshot, pool, touched, layouts)
+    cpus = {**shared.cpus, **anew.cpus}
+    mem_mib = {**shared.mem_mib, **anew.mem_mib}
+    return layouts, Shared(cpus=cpus, mem_mib=mem_mib)
+
+
+def _place_new(
+    pool: Pool,
+    settled: Mapping[int, GpuLayout],
+    movers: Sequence[Party],
+    left: Left,
+) -> dict[int, GpuLayout] | None:
+    """The layouts of ``settled``, and of ``movers`` one after the other; None in a corner."""
+    layouts = dict(settled)
+    rest = _Rest(pool, left.shared, movers)
     floors: Room | None = None
     for party in movers:
         layout = None
         for shape in _shapes(party.request.shape):
             layout = rest.place(party, shape)
             if layout is None:
-                floors = floors or _floors_room(pool, parties, layouts)
+                if floors is None:
+                    floors = Room(pool, left.floors)
+                    floors.take(_new_parts(pool, movers, layouts))
                 layout = floors.find(shape, party.request.need)
                 if layout is not None:
                     rest.take(parts_of(pool, layout, party.request.need))
             if layout is not None:
                 break
         if layout is None:
-            return base, share_out(snapshot, pool, parties, base)[0]
+            return None
         layouts[party.job_id] = layout
         if floors is not None:
             floors.take(parts_of(pool, layout, party.request.need))
-    touched = neighbours(parties, layouts, [party.job_id for party in movers])
-    anew, _ = share_out(snapshot, pool, touched, layouts)
-    cpus = {**shared.cpus, **anew.cpus}
-    mem_mib = {**shared.mem_mib, **anew.mem_mib}
-    return layouts, Shared(cpus=cpus, mem_mib=mem_mib)
+    return layouts
 
 
 def _shapes(shape: Shape) -> tuple[Shape, ...]:
@@ -182,17 +198,14 @@ def _least_per_gpu(pool: Pool, kind: int, free: int, parties: Sequence[Party]) -
     return cpus, mem_mib
 
 
-def _floors_room(pool: Pool, parties: Sequence[Party], layouts: Mapping[int, GpuLayout]) -> Room:
-    """What is left when all that have a place get no more than their floor."""
-    room = Room(pool)
-    for party in parties:
-        request = party.request
+def _new_parts(pool: Pool, movers: Sequence[Party], layouts: Mapping[int, GpuLayout]) -> Parts:
+    """The floors of those of ``movers`` that have a place already."""
+    parts: Parts = []
+    for party in movers:
         layout = layouts.get(party.job_id)
-        if layout is not None and layout == request.held:
-            room.take(request.held_parts)
-        elif layout is not None:
-            room.take(parts_of(pool, layout, request.need))
-    return room
+        if layout is not None:
+            parts += parts_of(pool, layout, party.request.need)
+    return parts
 
 
 TUNE = Tune()

@@ -12,11 +12,12 @@ from slurm_synergy.core.model import (
     JobStatus,
     Node,
     Profile,
+    SensitivityTable,
     Snapshot,
 )
 from slurm_synergy.core.resources import Resources
 
-__all__ = ["jobs", "nodes", "profiles", "snapshots"]
+__all__ = ["jobs", "nodes", "profiles", "snapshots", "tables"]
 
 
 @st.composite
@@ -56,6 +57,30 @@ def profiles(draw: st.DrawFn) -> Profile:
 
 
 @st.composite
+def tables(draw: st.DrawFn) -> Profile:
+    """A table of rates over cores and memory, which need not be the minimum of two terms."""
+    cores = sorted(draw(st.sets(st.integers(1, 16), min_size=1, max_size=4)))
+    memory = sorted(draw(st.sets(st.integers(1, 64), min_size=1, max_size=3)))
+    rates: list[tuple[float, ...]] = []
+    for row in range(len(cores)):
+        line: list[float] = []
+        for column in range(len(memory)):
+            before = max(line[-1] if line else 1.0, rates[row - 1][column] if row else 1.0)
+            line.append(before * draw(st.sampled_from([1.0, 1.0, 1.2, 2.5])))
+        rates.append(tuple(line))
+    table = SensitivityTable(
+        cpus_per_gpu=tuple(cores),
+        mem_mib_per_gpu=tuple(each * GIB for each in memory),
+        rates=tuple(rates),
+    )
+    return Profile(
+        key="table",
+        gpu_rate_per_gpu=dict.fromkeys(("v100", "a100"), draw(st.floats(1.0, 20.0))),
+        table=table,
+    )
+
+
+@st.composite
 def jobs(draw: st.DrawFn, job_id: int) -> Job:
     """Any shape: single GPU, several nodes, free to split, larger than the pool."""
     count = draw(st.sampled_from([1, 1, 1, 2, 3, None]))
@@ -87,7 +112,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     left = {one.name: one.total for one in pool}
     statuses: list[JobStatus] = []
     for job_id in range(1, draw(st.integers(1, 9)) + 1):
-        one, belief = draw(jobs(job_id)), draw(profiles())
+        one, belief = draw(jobs(job_id)), draw(st.one_of(profiles(), tables()))
         where = draw(st.sampled_from(pool))
         room = left[where.name]
         share = where.proportional(one.gpus) if one.gpus <= where.total.gpus else None

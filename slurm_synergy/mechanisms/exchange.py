@@ -1,0 +1,335 @@
+"""Better neighbours for new jobs: an exchange between nodes after TUNE's choice (record 024).
+
+Best fit serves the largest jobs first and cannot foresee who comes later, so frugal jobs of several
+GPUs end up together on a node whose cores nobody uses, while hungry ones crowd another. Here two
+nodes of one kind exchange new jobs with equally many GPUs as long as that meets more of their
+demands. Running jobs take no part: a restart costs more than a better neighbour gains.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from slurm_synergy.core.model import Node, Snapshot
+from slurm_synergy.core.pipeline import job_rate, proportional_share
+from slurm_synergy.core.resources import Resources
+from slurm_synergy.core.room import Amounts, GpuLayout, Pool
+from slurm_synergy.mechanisms.placing import Party
+from slurm_synergy.mechanisms.sharing import Claims, Row
+
+__all__ = ["exchange"]
+
+# Less than a tenth of a GPU is not worth an exchange: cores are whole, rates here are not.
+_LEAST_GAIN = 0.1
+# Partners that a crowded node looks at, those with most left over first.
+_PARTNERS = 6
+# Exchanges per new job at the most, so that the work stays in proportion to the jobs.
+_EXCHANGES_PER_JOB = 2
+
+
+class _Sort(NamedTuple):
+    """What a job is to a node: its floor, and by how much its demand exceeds that.
+
+    ``gain`` is what meeting the demand adds to GPUs times rate over proportional rate; ``order``
+    the negative of the gain per part of the node, so the best sorts first. ``weight`` is the demand
+    in parts of the node.
+    """
+
+    order: float
+    gain: float
+    more_cpus: int
+    more_mem_mib: int
+    gpus: int
+    cpus: int
+    mem_mib: int
+    weight: float
+
+
+class _Guest(NamedTuple):
+    """A new job that has all its GPUs on one node."""
+
+    job_id: int
+    sort: _Sort
+
+
+@dataclass(slots=True, eq=False)
+class _Host:
+    """A node: what is left beyond all floors, the jobs that stay, and those that may change.
+
+    ``met`` and ``lack`` are the parts of the demands' gains that can and cannot be met; ``spare``
+    what is left then of cores and memory, in parts of the node.
+    """
+
+    number: int
+    gpus: int
+    cpus: int
+    mem_mib: int
+    staying: list[_Sort]
+    guests: list[_Guest]
+    met: float = 0.0
+    lack: float = 0.0
+    spare: tuple[float, float] = (0.0, 0.0)
+
+    def book(self, sort: _Sort, sign: int) -> None:
+        """Take (1) or give back (-1) the floor of a job."""
+        self.gpus -= sign * sort.gpus
+        self.cpus -= sign * sort.cpus
+        self.mem_mib -= sign * sort.mem_mib
+
+
+def exchange(
+    snapshot: Snapshot,
+    pool: Pool,
+    parties: Iterable[Party],
+    layouts: Mapping[int, GpuLayout],
+    movers: Sequence[Party],
+    left: Sequence[Amounts],
+) -> dict[int, GpuLayout]:
+    """New places of those ``movers`` for which ``layouts`` is not the best.
+
+    ``parties`` are all that share a node with a mover, ``left`` is what the others leave on every
+    node, of which only the GPUs matter: nodes on which nobody is take part as well.
+    """
+    moving = {party.job_id for party in movers if len(layouts[party.job_id][1]) == 1}
+    hosts = _hosts(snapshot, pool, parties, layouts, moving, left)
+    places: dict[int, GpuLayout] = {}
+    for kind, node in enumerate(pool.kinds):
+        fair = [
+            host
+            for number, host in hosts.items()
+            # Who has a node alone is nobody's neighbour, wherever it is.
+            if pool.kind_of[number] == kind
+            and (len(host.guests) + len(host.staying) > 1 or host.gpus > 0)
+        ]
+        if len(fair) > 1:
+            market = _Market(node, fair)
+            for job_id, number in market.trade(_EXCHANGES_PER_JOB * len(moving)).items():
+                place = pool.nodes[number]
+                gpus = layouts[job_id][1][0][1]
+                places[job_id] = (place.gpu_type, ((place.name, gpus),))
+    return places
+
+
+def _hosts(
+    snapshot: Snapshot,
+    pool: Pool,
+    parties: Iterable[Party],
+    layouts: Mapping[int, GpuLayout],
+    moving: set[int],
+    left: Sequence[Amounts],
+) -> dict[int, _Host]:
+    """The nodes with new jobs on them, and those without any job."""
+    numbers = {pool.number[layouts[job_id][1][0][0]] for job_id in moving}
+    for number, node in enumerate(pool.nodes):
+        if node.capacity.gpus and left[number][0] == node.capacity.gpus:
+            numbers.add(number)
+    hosts = {}
+    for number in sorted(numbers):
+        free = pool.nodes[number].capacity
+        hosts[number] = _Host(number, free.gpus, free.cpus, free.mem_mib, [], [])
+    sorts: dict[tuple[object, ...], _Sort] = {}
+    claims = Claims(snapshot, pool)
+    for party in parties:
+        for row in claims.rows(party, layouts[party.job_id]):
+            host = hosts.get(row[0])
+            if host is None:
+                continue
+            key = (party.request.need, party.want, pool.kind_of[row[0]], *row[1:])
+            if key not in sorts:
+                sorts[key] = _sort(pool.nodes[row[0]], party, row)
+            host.book(sorts[key], 1)
+            if party.job_id in moving:
+                host.guests.append(_Guest(party.job_id, sorts[key]))
+            else:
+                host.staying.append(sorts[key])
+    return hosts
+
+
+def _sort(node: Node, party: Party, row: Row) -> _Sort:
+    """The sort of a job for which ``row`` is its floor and wish on ``node``."""
+    _, gpus, _, (cpus, mem_mib), (want_cpus, want_mem_mib) = row
+    status, profile = party.status, party.status.profile
+    share = proportional_share(status, node, gpus)
+    want = Resources(gpus=gpus, cpus=want_cpus, mem_mib=want_mem_mib)
+    base = job_rate(profile, node.gpu_type, (share,))
+    rate = job_rate(profile, node.gpu_type, (want,))
+    gain = max(gpus * (rate / base - 1.0), 0.0) if base and rate else 0.0
+    whole_cpus, whole_mem_mib = max(node.total.cpus, 1), max(node.total.mem_mib, 1)
+    more = (want_cpus - cpus) / whole_cpus + (want_mem_mib - mem_mib) / whole_mem_mib
+    return _Sort(
+        order=-gain / more if more > 0 else 0.0,
+        gain=gain,
+        more_cpus=want_cpus - cpus,
+        more_mem_mib=want_mem_mib - mem_mib,
+        gpus=gpus,
+        cpus=cpus,
+        mem_mib=mem_mib,
+        weight=want_cpus / whole_cpus + want_mem_mib / whole_mem_mib,
+    )
+
+
+def _worth(sorts: Iterable[_Sort], cpus: float, mem_mib: float) -> tuple[float, float, float]:
+    """Gain of the demands that can be met with that much beyond the floors, and what is left.
+
+    As if rates were linear between floor and demand, and parts of a core could be given.
+    """
+    total = 0.0
+    for _, gain, more_cpus, more_mem_mib, _, _, _, _ in sorted(sorts):
+        if gain <= 0.0:
+            break
+        part = 1.0
+        if more_cpus > cpus:
+            part = cpus / more_cpus
+        if more_mem_mib > mem_mib and mem_mib < part * more_mem_mib:
+            part = mem_mib / more_mem_mib
+        if part > 0.0:
+            total += part * gain
+            cpus -= part * more_cpus
+            mem_mib -= part * more_mem_mib
+    return total, cpus, mem_mib
+
+
+class _Market:
+    """Nodes of one kind that exchange jobs."""
+
+    def __init__(self, node: Node, hosts: Iterable[_Host]) -> None:
+        self._whole = (max(node.total.cpus, 1), max(node.total.mem_mib, 1))
+        self._hosts = {host.number: host for host in hosts}
+        self._places: dict[int, int] = {}
+        # The most crowded first; a node is looked at again when it has changed.
+        self._crowded: list[tuple[float, int]] = []
+        # By cores and by memory: those with most to spare first.
+        self._spare: tuple[list[tuple[float, int]], ...] = ([], [])
+        for host in self._hosts.values():
+            self._enter(host)
+
+    def _enter(self, host: _Host) -> None:
+        sorts = _sorts(host)
+        host.met, cpus, mem_mib = _worth(sorts, host.cpus, host.mem_mib)
+        host.lack = sum([sort.gain for sort in sorts]) - host.met
+        host.spare = (cpus / self._whole[0], mem_mib / self._whole[1])
+        if host.lack > _LEAST_GAIN and host.guests:
+            heapq.heappush(self._crowded, (-host.lack, host.number))
+        for spare, its in zip(host.spare, self._spare, strict=True):
+            insort(its, (-spare, host.number))
+
+    def _leave(self, host: _Host) -> None:
+        for spare, its in zip(host.spare, self._spare, strict=True):
+            del its[bisect_left(its, (-spare, host.number))]
+
+    def trade(self, most: int) -> dict[int, int]:
+        """The new node of each job that changes, after at most ``most`` exchanges."""
+        while self._crowded and most > 0:
+            lack, number = heapq.heappop(self._crowded)
+            host = self._hosts[number]
+            if -lack == host.lack and self._improve(host):
+                most -= 1
+        return self._places
+
+    def _improve(self, host: _Host) -> bool:
+        """Exchange with the first of the best partners that makes it worth while."""
+        scarce = 0 if host.spare[0] <= host.spare[1] else 1
+        for _, number in self._spare[scarce][:_PARTNERS]:
+            other = self._hosts[number]
+            if other is host or not _may_gain(host, other):
+                continue
+            found = _best(host, other)
+            if found is not None:
+                self._leave(host)
+                self._leave(other)
+                self._move(host, other, found[0])
+                self._move(other, host, found[1])
+                self._enter(host)
+                self._enter(other)
+                return True
+        return False
+
+    def _move(self, giver: _Host, taker: _Host, guests: Sequence[_Guest]) -> None:
+        for guest in guests:
+            giver.guests.remove(guest)
+            taker.guests.append(guest)
+            giver.book(guest.sort, -1)
+            taker.book(guest.sort, 1)
+            self._places[guest.job_id] = taker.number
+
+
+def _sorts(host: _Host) -> list[_Sort]:
+    return [*host.staying, *[guest.sort for guest in host.guests]]
+
+
+def _may_gain(one: _Host, other: _Host) -> bool:
+    """Whether the two would gain if they were a single node, which no exchange can exceed."""
+    together = [*_sorts(one), *_sorts(other)]
+    worth, _, _ = _worth(together, one.cpus + other.cpus, one.mem_mib + other.mem_mib)
+    return worth > one.met + other.met + _LEAST_GAIN
+
+
+def _best(one: _Host, other: _Host) -> tuple[Sequence[_Guest], Sequence[_Guest]] | None:
+    """What ``one`` gives and what it takes for it; None when no exchange gains enough."""
+    found = None
+    most = one.met + other.met + _LEAST_GAIN
+    for gives, takes in _offers(one, other):
+        cpus, mem_mib = _floors(gives, takes)
+        if (
+            min(one.cpus + cpus, other.cpus - cpus, one.mem_mib + mem_mib, other.mem_mib - mem_mib)
+            < 0
+        ):
+            continue
+        here, there = _after(one, gives, takes), _after(other, takes, gives)
+        worth = (
+            _worth(here, one.cpus + cpus, one.mem_mib + mem_mib)[0]
+            + _worth(there, other.cpus - cpus, other.mem_mib - mem_mib)[0]
+        )
+        if worth > most:
+            most, found = worth, (gives, takes)
+    return found
+
+
+def _floors(gives: Sequence[_Guest], takes: Sequence[_Guest]) -> tuple[int, int]:
+    """Cores and MiB by which the floors of ``gives`` exceed those of ``takes``."""
+    cpus = sum([guest.sort.cpus for guest in gives]) - sum([guest.sort.cpus for guest in takes])
+    mem_mib = sum([guest.sort.mem_mib for guest in gives])
+    return cpus, mem_mib - sum([guest.sort.mem_mib for guest in takes])
+
+
+def _after(host: _Host, gives: Sequence[_Guest], takes: Sequence[_Guest]) -> list[_Sort]:
+    kept = [guest.sort for guest in host.guests if guest not in gives]
+    return [*host.staying, *kept, *[guest.sort for guest in takes]]
+
+
+def _offers(one: _Host, other: _Host) -> Iterator[tuple[list[_Guest], list[_Guest]]]:
+    """Guests of ``one`` for lighter ones of ``other`` on as many GPUs, or for GPUs that are free.
+
+    For each number of GPUs: any single job, and the group of smaller jobs that differs most.
+    """
+    sizes = {guest.sort.gpus for host in (one, other) for guest in host.guests}
+    for size in sorted(sizes):
+        heavy = _bundles(one.guests, size, -1)
+        light = _bundles(other.guests, size, 1)
+        if other.gpus >= size:
+            light.append([])
+        for gives in heavy:
+            weight = sum([guest.sort.weight for guest in gives])
+            for takes in light:
+                if weight > sum([guest.sort.weight for guest in takes]):
+                    yield gives, takes
+
+
+def _bundles(guests: Sequence[_Guest], size: int, sign: int) -> list[list[_Guest]]:
+    """One job of each sort with ``size`` GPUs, and the lightest (sign 1) or heaviest group."""
+    singles = {guest.sort: guest for guest in reversed(guests) if guest.sort.gpus == size}
+    found = [[guest] for guest in singles.values()]
+    group: list[_Guest] = []
+    rest = size
+    smaller = [guest for guest in guests if guest.sort.gpus < size]
+    for guest in sorted(smaller, key=lambda one: sign * one.sort.weight / one.sort.gpus):
+        if guest.sort.gpus <= rest:
+            group.append(guest)
+            rest -= guest.sort.gpus
+    if group and not rest:
+        found.append(group)
+    return found
