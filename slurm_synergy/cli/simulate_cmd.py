@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ _S_PER_H = 3600.0
     "trace_name",
     metavar="TRACE",
     help="FILE (job_id,model,arrival_s,gpus and iterations or duration_s), sacct:FILE "
-    "(sacct -P -o JobID,User,Submit,Elapsed,AllocTRES) or "
-    "philly:FILE[,from_h=H][,to_h=H][,jobs=N].",
+    "(sacct -P -o JobID,User,Submit,Elapsed,AllocTRES), "
+    "philly:FILE[,from_h=H][,to_h=H][,jobs=N] or sia:FILE,profiles=DIR (rigid jobs).",
 )
 @click.option(
     "--generate",
@@ -109,12 +110,25 @@ _S_PER_H = 3600.0
 @click.option(
     "--jobs-out",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write one CSV line per job.",
+    help="Write one line per job: CSV, or Parquet if FILE ends in .parquet.",
 )
 @click.option(
     "--timeline-out",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write one CSV line per round: jobs and what they hold.",
+    help="Write one line per round, jobs and what they hold: CSV or Parquet as above.",
+)
+@click.option(
+    "--report",
+    "report",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write an HTML page, complete in one file, that compares with a baseline.",
+)
+@click.option(
+    "--baseline",
+    "baseline_name",
+    metavar="MECHANISM",
+    help="Play the jobs under this mechanism too and compare.  [default: proportional, "
+    "with --report]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def simulate(
@@ -135,6 +149,8 @@ def simulate(
     profile_error: float,
     jobs_out: Path | None,
     timeline_out: Path | None,
+    report: Path | None,
+    baseline_name: str | None,
     as_json: bool,
 ) -> None:
     """Play a workload on a virtual clock with the controller's own rounds.
@@ -147,41 +163,53 @@ def simulate(
     from slurm_synergy.simulator.cluster import Costs
     from slurm_synergy.simulator.engine import Moment
     from slurm_synergy.simulator.generate import generate
-    from slurm_synergy.simulator.metrics import JobResult, write_rows
+    from slurm_synergy.simulator.metrics import JobResult
     from slurm_synergy.simulator.pool import read_nodes
+    from slurm_synergy.simulator.rows import check_rows_path, write_rows
     from slurm_synergy.simulator.study import Semantics, Study, run_study
     from slurm_synergy.simulator.traces import read_trace
 
     if (trace_name is None) == (recipe is None):
         raise click.UsageError("give one of --trace and --generate")
+    for path in filter(None, (jobs_out, timeline_out, report)):
+        check_rows_path(path)
+    if report and baseline_name is None:
+        baseline_name = "proportional"
     free = ideal or reference_semantics
     costs = Costs(restart_s=restart_cost, checkpoint_s=checkpoint_cost, profiling_s=profiling_cost)
-    result = run_study(
-        Study(
-            nodes=read_nodes(cluster_path),
-            trace=read_trace(trace_name) if trace_name else generate(recipe or "", seed),
-            policy=_pick("policy", policy_name, POLICIES),
-            mechanism=_pick("mechanism", mechanism_name, MECHANISMS),
-            round_s=round_s,
-            event_delay_s=SchedulingSettings().debounce_s,
-            semantics=Semantics.REFERENCE if reference_semantics else Semantics.EXACT,
-            costs=Costs() if free else costs,
-            split=split,
-            measured=_ids(measure),
-            profile_error=profile_error,
-            seed=seed,
-            stopwatch=time.perf_counter,
-        )
+    study = Study(
+        nodes=read_nodes(cluster_path),
+        trace=read_trace(trace_name) if trace_name else generate(recipe or "", seed),
+        policy=_pick("policy", policy_name, POLICIES),
+        mechanism=_pick("mechanism", mechanism_name, MECHANISMS),
+        round_s=round_s,
+        event_delay_s=SchedulingSettings().debounce_s,
+        semantics=Semantics.REFERENCE if reference_semantics else Semantics.EXACT,
+        costs=Costs() if free else costs,
+        split=split,
+        measured=_ids(measure),
+        profile_error=profile_error,
+        seed=seed,
+        stopwatch=time.perf_counter,
     )
+    other = _pick("baseline", baseline_name, MECHANISMS) if baseline_name else None
+    result = run_study(study)
+    baseline = run_study(replace(study, mechanism=other)) if other else None
     if jobs_out:
         write_rows(jobs_out, JobResult, result.jobs)
     if timeline_out:
         write_rows(timeline_out, Moment, result.played.moments)
+    if report:
+        from slurm_synergy.cli.simulate_report import write_report
+
+        write_report(report, study, result, baseline, trace_name or recipe or "")
     if as_json:
-        more = {"assumptions": list(result.assumptions)} if result.assumptions else {}
+        more: dict[str, Any] = {"baseline": baseline.summary} if baseline else {}
+        if result.assumptions:
+            more["assumptions"] = list(result.assumptions)
         click.echo(json.dumps({**result.summary, **more}))
     else:
-        _show(result.summary)
+        _show(result.summary, *([baseline.summary] if baseline else []))
         for text in result.assumptions:
             click.echo(f"assumed: {text}", err=True)
 
@@ -208,10 +236,16 @@ def _ids(text: str | None) -> Collection[int]:
     )
 
 
-def _show(summary: Mapping[str, Any]) -> None:
-    """The summary for people: hours and percent."""
+def _show(*summaries: Mapping[str, Any]) -> None:
+    """The summaries for people, side by side: hours and percent."""
+    columns = [_lines(summary) for summary in summaries]
+    rows = [(lines[0][0], *(value for _, value in lines)) for lines in zip(*columns, strict=True)]
+    print_table(("quantity", *(["value", "baseline"][: len(summaries)])), rows)
+
+
+def _lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     jobs, took = summary["contention"], summary["round_ms"]
-    rows = [
+    return [
         ("policy, mechanism", f"{summary['policy']}, {summary['mechanism']}"),
         ("jobs", f"{summary['jobs']}"),
         ("average JCT", f"{summary['avg_jct_s'] / _S_PER_H:.3f} h"),
@@ -237,4 +271,3 @@ def _show(summary: Mapping[str, Any]) -> None:
         ),
         ("time in all", f"{summary['wall_s']:.1f} s"),
     ]
-    print_table(("quantity", "value"), rows)

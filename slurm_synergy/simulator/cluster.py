@@ -21,7 +21,6 @@ from slurm_synergy.cluster import (
     Stop,
 )
 from slurm_synergy.core.model import (
-    Job,
     JobPhase,
     JobStatus,
     Lease,
@@ -54,12 +53,15 @@ class Costs:
 
 @dataclass(slots=True)
 class Running:
-    """A job in the world. ``done`` samples are as of ``since_s``; before it nothing advances."""
+    """A job in the world. ``done`` samples are as of ``since_s``; before it nothing advances.
+
+    ``generation``, ``granted_s`` and ``stopping`` are what the scheduler remembers of its lease;
+    ``last`` is where it ran last, None when coming back there is a restart all the same.
+    """
 
     spec: SimulatedJob
     arrived_s: float
-    seen: ObservedJob
-    record: Record
+    job_id: int
     done: float = 0.0
     rate: float = 0.0
     since_s: float = 0.0
@@ -72,13 +74,14 @@ class Running:
     restarts: int = 0
     stopping_until_s: float | None = None
     version: int = 0
-    last_layout: tuple[tuple[str, int], ...] = ()
+    generation: int = 0
+    granted_s: float = 0.0
+    lease: Lease | None = None
+    stopping: Reason | None = None
+    last: Placement | None = None
     queue_area: float = 0.0
-
-    @property
-    def job_id(self) -> int:
-        """The job's id."""
-        return self.spec.job.job_id
+    waiting: ObservedJob | None = None
+    rated: tuple[Placement | None, float] = (None, 0.0)
 
     def finish_s(self) -> float:
         """When it ends if nothing changes; infinite while it does not advance."""
@@ -110,21 +113,28 @@ class Usage:
 
 @dataclass(slots=True)
 class World:
-    """Everything that exists in a simulation, and the changes that it can undergo."""
+    """Everything that exists in a simulation, and the changes that it can undergo.
+
+    ``jobs`` are all that have arrived and not ended, ``held`` those of them that hold resources.
+    """
 
     nodes: tuple[Node, ...]
     costs: Costs
     now_s: float = 0.0
     jobs: dict[int, Running] = field(default_factory=dict)
+    held: dict[int, Running] = field(default_factory=dict)
     finished: list[Running] = field(default_factory=list)
     usage: Usage = field(default_factory=Usage)
     changed: list[Running] = field(default_factory=list)
     _free: dict[str, list[int]] = field(default_factory=dict)
     _rates: dict[object, float] = field(default_factory=dict)
+    # How the scheduler sees and remembers each job; those in ``_stale`` have changed since.
+    _seen: dict[int, ObservedJob] = field(default_factory=dict)
+    _records: dict[int, Record] = field(default_factory=dict)
+    _stale: dict[int, Running] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for node in self.nodes:
-            self._free[node.name] = [node.capacity.gpus, node.capacity.mem_mib]
+        self._free = {node.name: [node.capacity.gpus, node.capacity.mem_mib] for node in self.nodes}
 
     def free(self) -> dict[str, Resources]:
         """GPUs and memory (as granted) that are free per node, and all its cores."""
@@ -151,13 +161,13 @@ class World:
     def arrive(self, spec: SimulatedJob) -> None:
         """A job enters the queue."""
         job = spec.job
-        self.jobs[job.job_id] = Running(
+        one = Running(
             spec=spec,
             arrived_s=job.submitted_s,
-            seen=_waiting(job, 0),
-            record=Record(job_id=job.job_id, profile=spec.belief),
+            job_id=job.job_id,
             queue_area=self.usage.active_s,
         )
+        self.jobs[job.job_id] = self._stale[job.job_id] = one
         self.usage.active += 1
         self.usage.most_active = max(self.usage.most_active, self.usage.active)
 
@@ -165,24 +175,25 @@ class World:
         """Give a pending job its resources."""
         if one.placement is not None:
             raise ClusterError(f"job {one.job_id} is not pending")
-        for name, share in placement.shares:
+        shares = placement.shares
+        for name, share in shares:
             gpus, mem_mib = self._free[name]
             if share.gpus > gpus or share.mem_mib > mem_mib:
                 raise ClusterError(
                     f"job {one.job_id}: {share} is not free on {name}, but {gpus} GPUs and "
                     f"{mem_mib} MiB"
                 )
-        again = one.started_s is not None
-        if again and placement.gpu_layout != one.last_layout:
-            one.restarts += 1
-        one.started_s = self.now_s if one.started_s is None else one.started_s
-        one.granted = placement.shares
-        one.held_since_s = self.now_s
-        one.last_layout = placement.gpu_layout
-        self._take(placement.shares, -1)
+        last = one.last
+        if one.started_s is None:
+            one.started_s, one.since_s = self.now_s, self.now_s + one.spec.start_s
+        else:
+            one.since_s = self.now_s + self.costs.restart_s
+            if placement is not last and (last is None or placement.gpu_layout != last.gpu_layout):
+                one.restarts += 1
+        one.granted, one.last, one.held_since_s = shares, placement, self.now_s
+        self._move(shares, 1)
         self._set(one, placement)
-        one.since_s = self.now_s + (self.costs.restart_s if again else 0.0)
-        self._show(one)
+        self.held[one.job_id] = one
 
     def resize(self, one: Running, placement: Placement) -> None:
         """Change cores and memory in place, within what was granted."""
@@ -191,6 +202,8 @@ class World:
         if any(placement.on(name).mem_mib > share.mem_mib for name, share in one.granted):
             raise ClusterError(f"job {one.job_id} was not granted that much memory")
         one.progress(self.now_s)
+        self._use(one.placement.shares, -1)
+        self._use(placement.shares, 1)
         self._set(one, placement)
 
     def stop(self, one: Running) -> None:
@@ -202,57 +215,122 @@ class World:
         self.changed.append(one)
 
     def release(self, one: Running) -> None:
-        """The job gives back what it holds and waits again."""
-        one.progress(self.now_s)
-        self._give(one)
-        one.last_layout = ()
-        one.seen = _waiting(one.spec.job, one.restarts)
-        one.record = self._record(one, None)
+        """The job gives back what it holds and waits again; coming back is a restart."""
+        self.end_lease(one)
+        one.last = None
 
     def end_lease(self, one: Running) -> None:
         """Like ``release``, but to come back to the same GPUs is not a restart."""
-        layout = one.last_layout
-        self.release(one)
-        one.last_layout = layout
+        if self.now_s > one.since_s:
+            one.progress(self.now_s)
+        self._give(one)
+        one.lease = one.stopping = None
+        one.generation = 0
+        self._stale[one.job_id] = one
+
+    def end_leases(self) -> None:
+        """``end_lease`` of all jobs, which leaves the pool empty."""
+        now_s, usage = self.now_s, self.usage
+        for one in self.held.values():
+            if now_s > one.since_s:
+                one.progress(now_s)
+            one.gpu_s += (now_s - one.held_since_s) * one.spec.job.gpus
+            one.placement, one.granted, one.rate = None, (), 0.0
+            one.lease = one.stopping = one.stopping_until_s = None
+            one.generation = 0
+            one.version += 1
+        self._stale.update(self.held)
+        self.held.clear()
+        usage.gpus = usage.cpus = usage.mem_mib = 0
+        for node in self.nodes:
+            self._free[node.name] = [node.capacity.gpus, node.capacity.mem_mib]
 
     def complete(self, one: Running) -> None:
         """The job has done all its work."""
         one.done, one.completed_s = one.spec.samples, self.now_s
         if one.placement is not None:
             self._give(one)
-        del self.jobs[one.job_id]
+        job_id = one.job_id
+        del self.jobs[job_id]
+        for known in (self._seen, self._records, self._stale):
+            known.pop(job_id, None)
         self.usage.active -= 1
         one.queue_area = self.usage.active_s - one.queue_area
         self.finished.append(one)
 
-    def record(self, one: Running) -> Record:
-        """What the scheduler remembers of the job, its progress up to date."""
-        if one.placement is not None:
-            one.progress(self.now_s)
-            one.record = self._record(one, one.record.lease)
-        return one.record
+    def seen(self) -> Mapping[int, ObservedJob]:
+        """How the scheduler sees each job now; the object of a job that is as before stays."""
+        for job_id, one in self._stale.items():
+            self._seen[job_id] = self._view(one)
+            if one.placement is None:
+                self._records[job_id] = self._record(one)
+        self._stale.clear()
+        return self._seen
 
-    def _record(self, one: Running, lease: Lease | None) -> Record:
+    def records(self) -> Mapping[int, Record]:
+        """What the scheduler remembers of each job, progress up to date."""
+        self.seen()
+        for job_id, one in self.held.items():
+            one.progress(self.now_s)
+            self._records[job_id] = self._record(one)
+        return self._records
+
+    def _record(self, one: Running) -> Record:
         held_s = self.now_s - one.held_since_s if one.placement is not None else 0.0
         return Record(
             job_id=one.job_id,
-            lease=lease,
-            stopping=one.record.stopping if lease is not None else None,
+            lease=self._lease(one) if one.generation else None,
+            stopping=one.stopping,
             done_samples=one.done,
             attained_service_gpu_s=one.gpu_s + held_s * one.spec.job.gpus,
             profile=one.spec.belief,
         )
 
+    def _lease(self, one: Running) -> Lease:
+        if one.lease is None or one.lease.generation != one.generation:
+            assert one.placement is not None
+            one.lease = Lease(
+                job_id=one.job_id,
+                generation=one.generation,
+                placement=one.placement,
+                expires_s=one.granted_s,
+                granted=dict(one.granted),
+            )
+        return one.lease
+
+    def _view(self, one: Running) -> ObservedJob:
+        if one.placement is not None:
+            return ObservedJob(
+                job=one.spec.job,
+                phase=JobPhase.RUNNING,
+                restarts=one.restarts,
+                started_s=one.held_since_s,
+                gpu_type=one.placement.gpu_type,
+                allocated=one.granted,
+            )
+        view = one.waiting
+        if view is None or view.restarts != one.restarts:
+            view = one.waiting = ObservedJob(
+                job=one.spec.job,
+                phase=JobPhase.PENDING,
+                restarts=one.restarts,
+                held_by_us=True,
+            )
+        return view
+
     def _set(self, one: Running, placement: Placement) -> None:
-        self._count(one, -1)
-        one.placement, one.rate = placement, self._rate(one.spec, placement)
-        self._count(one, 1)
+        rated, rate = one.rated
+        if rated is not placement:
+            rate = self._rate(one.spec, placement)
+            one.rated = (placement, rate)
+        one.placement, one.rate = placement, rate
         one.version += 1
         self.changed.append(one)
+        self._stale[one.job_id] = one
 
     def _rate(self, spec: SimulatedJob, placement: Placement) -> float:
         """The true rate; jobs of the same model share their truth, so most are known already."""
-        shares = tuple(share for _, share in placement.shares)
+        shares = tuple([(share.gpus, share.cpus, share.mem_mib) for _, share in placement.shares])
         key = (id(spec.truth), placement.gpu_type, shares)
         rate = self._rates.get(key)
         if rate is None:
@@ -260,41 +338,41 @@ class World:
         return rate
 
     def _give(self, one: Running) -> None:
-        self._count(one, -1)
-        self._take(one.granted, 1)
+        assert one.placement is not None
+        shares, granted = one.placement.shares, one.granted
+        self._move(shares, -1)
+        if granted is not shares:  # memory stays granted as it was at the start
+            self._take(shares, -1)
+            self._take(granted, 1)
         one.gpu_s += (self.now_s - one.held_since_s) * one.spec.job.gpus
         one.placement, one.granted, one.rate = None, (), 0.0
         one.stopping_until_s = None
         one.version += 1
+        del self.held[one.job_id]
 
-    def _count(self, one: Running, sign: int) -> None:
-        if one.placement is None:
-            return
-        for _, share in one.placement.shares:
-            self.usage.gpus += sign * share.gpus
-            self.usage.cpus += sign * share.cpus
-            self.usage.mem_mib += sign * share.mem_mib
+    def _move(self, shares: Sequence[tuple[str, Resources]], sign: int) -> None:
+        """Let a job take (1) or give back (-1) what it holds."""
+        usage, known = self.usage, self._free
+        for name, share in shares:
+            free, gpus, mem_mib = known[name], sign * share.gpus, sign * share.mem_mib
+            usage.gpus += gpus
+            usage.cpus += sign * share.cpus
+            usage.mem_mib += mem_mib
+            free[0] -= gpus
+            free[1] -= mem_mib
+
+    def _use(self, shares: Sequence[tuple[str, Resources]], sign: int) -> None:
+        usage = self.usage
+        for _, share in shares:
+            usage.gpus += sign * share.gpus
+            usage.cpus += sign * share.cpus
+            usage.mem_mib += sign * share.mem_mib
 
     def _take(self, shares: Sequence[tuple[str, Resources]], sign: int) -> None:
         for name, share in shares:
             free = self._free[name]
             free[0] += sign * share.gpus
             free[1] += sign * share.mem_mib
-
-    def _show(self, one: Running) -> None:
-        assert one.placement is not None
-        one.seen = ObservedJob(
-            job=one.spec.job,
-            phase=JobPhase.RUNNING,
-            restarts=one.restarts,
-            started_s=self.now_s,
-            gpu_type=one.placement.gpu_type,
-            allocated=one.granted,
-        )
-
-
-def _waiting(job: Job, restarts: int) -> ObservedJob:
-    return ObservedJob(job=job, phase=JobPhase.PENDING, restarts=restarts, held_by_us=True)
 
 
 class VirtualClock:
@@ -318,19 +396,18 @@ class SimulatedCluster:
         """All that has arrived and has not ended."""
         return Observation(
             nodes=self._world.nodes,
-            jobs=tuple(one.seen for one in self._world.jobs.values()),
+            jobs=tuple(self._world.seen().values()),
             free=self._world.free(),
         )
 
     def apply(self, action: Action, status: JobStatus) -> Outcome:
         """Carry out one action. Raises ClusterError for what Slurm would refuse."""
-        one = self._world.jobs[action.job_id]
         if isinstance(action, Start):
-            self._world.start(one, action.placement)
+            self._world.start(self._world.jobs[action.job_id], action.placement)
         elif isinstance(action, Resize):
-            self._world.resize(one, action.placement)
+            self._world.resize(self._world.jobs[action.job_id], action.placement)
         elif isinstance(action, Stop):
-            self._world.stop(one)
+            self._world.stop(self._world.jobs[action.job_id])
         return Outcome(action=action, done=True)
 
 
@@ -343,7 +420,7 @@ class SimulatedRecords:
 
     def read(self) -> Mapping[int, Record]:
         """Records by job id."""
-        return {job_id: self._world.record(one) for job_id, one in self._world.jobs.items()}
+        return self._world.records()
 
     def draining(self) -> bool:
         """Nobody drains a simulation."""
@@ -359,15 +436,17 @@ class SimulatedRecords:
 
     def commit(self, round_number: int, outcomes: Sequence[Outcome], snapshot: Snapshot) -> None:
         """Keep leases granted, changed and about to end."""
+        jobs, now_s = self._world.jobs, snapshot.now_s
         for outcome in outcomes:
             action = outcome.action
-            if not outcome.done or not isinstance(action, Start | Resize | Stop):
+            if not outcome.done:
                 continue
-            one = self._world.jobs[action.job_id]
-            if isinstance(action, Stop):
-                self._remember(one, one.record.lease, action.reason)
-            else:
-                self._remember(one, _lease(one, action.placement, snapshot.now_s), None)
+            if isinstance(action, Start | Resize):
+                one = jobs[action.job_id]
+                one.generation += 1
+                one.granted_s, one.stopping = now_s, None
+            elif isinstance(action, Stop):
+                jobs[action.job_id].stopping = action.reason
 
     def journal(
         self,
@@ -376,31 +455,10 @@ class SimulatedRecords:
         actions: Sequence[Action],
         outcomes: Sequence[Outcome],
         took_s: Mapping[str, float],
+        free: Mapping[str, Resources] | None = None,
     ) -> None:
         """The simulation's own results take the journal's place."""
 
     def profile(self, key: str) -> Profile | None:
         """Beliefs come with each job's record."""
         return None
-
-    def _remember(self, one: Running, lease: Lease | None, stopping: Reason | None) -> None:
-        old = one.record
-        one.record = Record(
-            job_id=one.job_id,
-            lease=lease,
-            stopping=stopping,
-            done_samples=old.done_samples,
-            attained_service_gpu_s=old.attained_service_gpu_s,
-            profile=old.profile,
-        )
-
-
-def _lease(one: Running, placement: Placement, now_s: float) -> Lease:
-    before = one.record.lease
-    return Lease(
-        job_id=one.job_id,
-        generation=before.generation + 1 if before else 1,
-        placement=placement,
-        expires_s=now_s,
-        granted=dict(one.granted),
-    )

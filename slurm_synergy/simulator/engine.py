@@ -16,6 +16,7 @@ Only ties between equal demands that the order would break could fall otherwise.
 
 from __future__ import annotations
 
+import gc
 import heapq
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -23,10 +24,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from slurm_synergy.cluster import Hold, Renew
-from slurm_synergy.core.decide import Mechanism, Policy
+from slurm_synergy.core.decide import Mechanism, Policy, uncollected
 from slurm_synergy.core.model import Node
 from slurm_synergy.errors import ModelError
-from slurm_synergy.round import RoundResult, run_round
+from slurm_synergy.round import Known, RoundResult, run_round
 from slurm_synergy.simulator.cluster import (
     Costs,
     Running,
@@ -41,6 +42,9 @@ __all__ = ["Moment", "Outline", "Played", "Reordering", "play", "play_rounds"]
 
 # More rounds than this without time passing between them: plans chase each other.
 _MOST_ROUNDS_AT_ONCE = 50
+
+# Searching for cyclic garbage whenever some hundred values were made takes a quarter of the time.
+_ROUNDS_BETWEEN_COLLECTIONS = 256
 
 
 class Reordering(Enum):
@@ -107,6 +111,7 @@ class _Player:
             SimulatedRecords(self.world),
             VirtualClock(self.world),
         )
+        self._known = Known()
         measured = set(outline.measured) or {one.job.job_id for one in arrivals}
         missing = measured - {one.job.job_id for one in arrivals}
         if missing:
@@ -143,20 +148,24 @@ class _Player:
         """Whether a plan could change by the passing of time alone."""
         if self.outline.reordering is not Reordering.ALWAYS:
             return False
-        return any(one.placement is None for one in self.world.jobs.values())
+        return len(self.world.held) < len(self.world.jobs)
 
     def round(self) -> RoundResult:
         """One round of the controller."""
         outline = self.outline
+        if len(self.played.round_ms) % _ROUNDS_BETWEEN_COLLECTIONS == 0:
+            gc.collect()
         began_s = outline.stopwatch()
-        result = run_round(*self._seam, outline.policy, outline.mechanism, outline.round_s)
+        result = run_round(
+            *self._seam, outline.policy, outline.mechanism, outline.round_s, known=self._known
+        )
         self.played.round_ms.append((outline.stopwatch() - began_s) * 1e3)
         usage, jobs = self.world.usage, self.world.jobs
         self.played.moments.append(
             Moment(
                 time_s=self.world.now_s,
                 active=len(jobs),
-                waiting=sum(one.placement is None for one in jobs.values()),
+                waiting=len(jobs) - len(self.world.held),
                 gpus=usage.gpus,
                 cpus=usage.cpus,
                 mem_mib=usage.mem_mib,
@@ -167,8 +176,7 @@ class _Player:
     def stuck(self) -> ModelError:
         """The complaint when jobs are left but nothing will ever happen."""
         left = sorted(self.world.jobs)
-        running = [one for one in self.world.jobs.values() if one.placement is not None]
-        what = "run without advancing" if running else "wait, but are never started"
+        what = "run without advancing" if self.world.held else "wait, but are never started"
         return ModelError(
             f"at {self.world.now_s:.0f} s {len(left)} jobs {what}, the first is job {left[0]}; do "
             "its GPUs, nodes and memory fit into the pool, and does its model run with a "
@@ -181,7 +189,12 @@ class _Player:
 
 def play(outline: Outline) -> Played:
     """Play ``outline`` exactly. Raises ModelError when jobs can never end."""
-    player = _Player(outline)
+    with uncollected():
+        return _play(_Player(outline))
+
+
+def _play(player: _Player) -> Played:
+    outline = player.outline
     timetable = _Timetable()
     due_s, at_once = player.world.now_s, 0
     while not player.is_over():
@@ -250,18 +263,24 @@ class _Timetable:
 
 def play_rounds(outline: Outline) -> Played:
     """Play ``outline`` as the reference simulator does. Raises ModelError when jobs cannot end."""
-    player = _Player(outline)
-    world = player.world
+    with uncollected():
+        return _play_rounds(_Player(outline))
+
+
+def _play_rounds(player: _Player) -> Played:
+    outline, world = player.outline, player.world
     world.advance(world.now_s + outline.event_delay_s)
+    held: list[Running] = []
+    known: dict[tuple[float, float], float] = {}
     while True:
         player.admit()
         player.round()
         world.changed.clear()
-        for one in world.jobs.values():
+        for one in held:
             if one.placement is None:
-                one.last_layout = ()  # whoever waits and comes back restarts
-        held = [one for one in world.jobs.values() if one.placement is not None]
-        gains = {one.job_id: _gain(one, outline.round_s) for one in held}
+                one.last = None  # whoever waits and comes back restarts
+        held = list(world.held.values())
+        gains = _gains(held, outline.round_s, known)
         count = _rounds_until_news(player, held, gains)
         for _ in range(count - 1):
             world.advance(world.now_s + outline.round_s)
@@ -270,6 +289,20 @@ def play_rounds(outline: Outline) -> Played:
         _end_round(world, held, gains, count)
         if player.is_over():
             return player.played
+
+
+def _gains(
+    held: Sequence[Running], round_s: float, known: dict[tuple[float, float], float]
+) -> list[float]:
+    """Samples of a round of each job; ``known`` has those of rates and iterations seen before."""
+    gains = []
+    for one in held:
+        key = (one.rate, one.spec.iteration_samples)
+        gain = known.get(key)
+        if gain is None:
+            gain = known[key] = _gain(one, round_s)
+        gains.append(gain)
+    return gains
 
 
 def _gain(one: Running, round_s: float) -> float:
@@ -282,14 +315,16 @@ def _gain(one: Running, round_s: float) -> float:
     return gain
 
 
-def _rounds_until_news(player: _Player, held: Sequence[Running], gains: dict[int, float]) -> int:
+def _rounds_until_news(player: _Player, held: Sequence[Running], gains: Sequence[float]) -> int:
     """How many rounds the plan can be kept: until a job ends, or arrives and matters."""
     if player.time_matters():
         return 1
     now_s, round_s = player.world.now_s, player.outline.round_s
-    counts = [
-        max(1, math.ceil((one.spec.samples - one.done) / gains[one.job_id] - 1e-9)) for one in held
-    ]
+    counts = []
+    if held:
+        pairs = zip(held, gains, strict=True)
+        least = min([(one.spec.samples - one.done) / gain for one, gain in pairs])
+        counts.append(max(1, math.ceil(least - 1e-9)))
     arrival_s = player.next_arrival_s()
     if arrival_s < math.inf and player.arrivals_matter():
         counts.append(max(1, math.ceil((arrival_s - now_s) / round_s)))
@@ -298,13 +333,14 @@ def _rounds_until_news(player: _Player, held: Sequence[Running], gains: dict[int
     return min(counts)
 
 
-def _end_round(world: World, held: Sequence[Running], gains: dict[int, float], count: int) -> None:
+def _end_round(world: World, held: Sequence[Running], gains: Sequence[float], count: int) -> None:
     """Credit ``count`` rounds of progress and end all leases."""
-    for one in held:
-        done = one.done + count * gains[one.job_id]
-        one.rate, one.since_s = 0.0, world.now_s
-        if done >= one.spec.samples * (1 - 1e-12):
+    now_s = world.now_s
+    for one, gain in zip(held, gains, strict=True):
+        done, samples = one.done + count * gain, one.spec.samples
+        one.rate, one.since_s = 0.0, now_s
+        if done >= samples * (1 - 1e-12):
             world.complete(one)
         else:
             one.done = done
-            world.end_lease(one)
+    world.end_leases()

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from slurm_synergy.errors import ConfigError
 from slurm_synergy.simulator.cluster import Running
-from slurm_synergy.simulator.engine import Moment, Played
+from slurm_synergy.simulator.engine import Played
 
 __all__ = [
     "JobResult",
     "job_results",
     "percentile",
     "summarise",
-    "write_rows",
 ]
 
 _S_PER_H = 3600.0
@@ -137,20 +133,3 @@ def summarise(
         },
         "wall_s": wall_s,
     }
-
-
-def write_rows(
-    path: Path, kind: type[JobResult | Moment], rows: Iterable[JobResult | Moment]
-) -> None:
-    """Write ``rows`` as CSV under the names of the fields of ``kind``. Raises ConfigError."""
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, [field.name for field in fields(kind)])
-            writer.writeheader()
-            writer.writerows(asdict(row) for row in rows)
-    except OSError as err:
-        raise ConfigError(
-            f"cannot be written: {err}",
-            file=str(path),
-            remedy="name a file in a writable directory",
-        ) from err

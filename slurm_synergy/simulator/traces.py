@@ -1,21 +1,22 @@
 """Reading traces: which job arrived when, on how many GPUs, with how much work.
 
-A trace is named ``FILE``, ``philly:FILE[,from_h=H][,to_h=H][,jobs=N]`` or ``sacct:FILE``. A plain
-FILE is a CSV with the columns ``job_id, model, arrival_s, gpus`` and ``iterations`` (of one GPU's
-batch each) or ``duration_s`` (at the GPU-proportional share); Synergy's recorded traces are of this
-kind. What is malformed is a ConfigError that names the file, the line and the column.
+A trace is named ``FILE``, ``philly:FILE[,from_h=H][,to_h=H][,jobs=N]``, ``sacct:FILE`` or
+``sia:FILE,profiles=DIR[,gpu_type=T][,per_node=N]``. A plain FILE is a CSV with the columns
+``job_id, model, arrival_s, gpus`` and ``iterations`` (of one GPU's batch each) or ``duration_s``
+(at the GPU-proportional share); Synergy's recorded traces are of this kind. What is malformed is a
+ConfigError that names the file, the line and the column.
 """
 
 from __future__ import annotations
 
-import csv
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 from slurm_synergy.errors import ConfigError
+from slurm_synergy.simulator.csv_rows import Row, read_rows
 
 __all__ = ["Trace", "TraceJob", "parse_options", "read_trace", "with_models"]
 
@@ -50,54 +51,6 @@ class Trace:
     assumptions: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """One row with its place, so that every complaint can name it."""
-
-    file: str
-    line: int
-    cells: Mapping[str, str | None]
-
-    def error(
-        self, column: str, what: str, remedy: str = "correct the row or remove it"
-    ) -> ConfigError:
-        value = self.cells.get(column)
-        return ConfigError(
-            what,
-            file=self.file,
-            key=f"line {self.line}, column {column}",
-            value=value,
-            remedy=remedy,
-        )
-
-    def text(self, column: str) -> str:
-        value = self.cells.get(column)
-        if value is None or not value.strip():
-            raise self.error(column, "is missing")
-        return value.strip()
-
-    def number(self, column: str, least: float) -> float:
-        try:
-            value = float(self.text(column))
-        except ValueError:
-            raise self.error(column, "is not a number") from None
-        if not least <= value < float("inf"):
-            raise self.error(column, f"must be a number of at least {least:g}")
-        return value
-
-    def integer(self, column: str, least: int) -> int:
-        value = self.number(column, least)
-        if value != int(value):
-            raise self.error(column, "must be a whole number")
-        return int(value)
-
-    def moment(self, column: str) -> datetime:
-        try:
-            return datetime.fromisoformat(self.text(column)).replace(tzinfo=None)
-        except ValueError:
-            raise self.error(column, "is not a date and time like 2024-05-01T12:00:00") from None
-
-
 def read_trace(name: str) -> Trace:
     """The trace called ``name``. Raises ConfigError for what cannot be read or understood."""
     kind, _, rest = name.partition(":")
@@ -108,6 +61,13 @@ def read_trace(name: str) -> Trace:
         )
     if kind == "sacct" and rest:
         return _read_sacct(Path(rest))
+    if kind == "sia" and rest:
+        # It needs TraceJob, and measured tables, which need numpy.
+        from slurm_synergy.simulator.sia_workload import read_sia
+
+        file, *options = rest.split(",")
+        known = ("profiles", "gpu_type", "per_node")
+        return read_sia(Path(file), parse_options(",".join(options), known))
     return _read_csv(Path(name))
 
 
@@ -126,30 +86,6 @@ def parse_options(text: str, known: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _rows(path: Path, delimiter: str, needed: Sequence[str]) -> Iterator[_Row]:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, delimiter=delimiter, restkey="(surplus)")
-            columns = reader.fieldnames or ()
-            missing = [name for name in needed if name not in columns]
-            if missing:
-                raise ConfigError(
-                    f"has no column {', '.join(missing)}",
-                    file=str(path),
-                    key="line 1",
-                    remedy=f"the first line must name the columns; it names {', '.join(columns)}",
-                )
-            for cells in reader:
-                row = _Row(str(path), reader.line_num, cells)
-                if "(surplus)" in cells:
-                    raise row.error("(surplus)", f"the row has more than {len(columns)} cells")
-                yield row
-    except (OSError, UnicodeDecodeError) as err:
-        raise ConfigError(
-            f"cannot be read: {err}", file=str(path), remedy="name a readable text file"
-        ) from err
-
-
 def _by_arrival(jobs: list[TraceJob], path: Path) -> tuple[TraceJob, ...]:
     if not jobs:
         raise ConfigError("has no job that can be simulated", file=str(path), remedy="see its rows")
@@ -162,7 +98,7 @@ def _by_arrival(jobs: list[TraceJob], path: Path) -> tuple[TraceJob, ...]:
 def _read_csv(path: Path) -> Trace:
     jobs: list[TraceJob] = []
     lines: dict[int, int] = {}
-    for row in _rows(path, ",", ("job_id", "model", "arrival_s", "gpus")):
+    for row in read_rows(path, ",", ("job_id", "model", "arrival_s", "gpus")):
         job_id = row.integer("job_id", 0)
         if job_id in lines:
             raise row.error("job_id", f"is the id of line {lines[job_id]} already")
@@ -191,7 +127,7 @@ def _read_philly(path: Path, options: Mapping[str, str]) -> Trace:
     most = int(_positive(options, "jobs", 1e9))
     rows = [
         (row.moment("timestamp"), row.number("duration", 0.0), row.integer("num_gpus", 1))
-        for row in _rows(path, ",", ("timestamp", "duration", "num_gpus"))
+        for row in read_rows(path, ",", ("timestamp", "duration", "num_gpus"))
     ]
     first = min((when for when, _, _ in rows), default=None)
     jobs: list[TraceJob] = []
@@ -237,7 +173,7 @@ def _read_sacct(path: Path) -> Trace:
     """``sacct -P -o JobID,User,Submit,Elapsed,AllocTRES`` (more columns do no harm)."""
     found: list[tuple[datetime, float, int, int | None, str]] = []
     steps, no_gpus, never_ran = 0, 0, 0
-    for row in _rows(path, "|", ("JobID", "Submit", "Elapsed", "AllocTRES")):
+    for row in read_rows(path, "|", ("JobID", "Submit", "Elapsed", "AllocTRES")):
         if "." in row.text("JobID"):
             steps += 1
             continue
@@ -273,7 +209,7 @@ def _read_sacct(path: Path) -> Trace:
     return Trace(jobs=_by_arrival(jobs, path), assumptions=(left_out, share))
 
 
-def _elapsed_s(row: _Row) -> float:
+def _elapsed_s(row: Row) -> float:
     match = _ELAPSED.match(row.text("Elapsed"))
     if match is None:
         raise row.error("Elapsed", "is not a duration like 1-02:03:04")

@@ -25,7 +25,8 @@ class SimulatedJob:
     """A job of a simulation: what the user asked for, its truth, and what we believe.
 
     ``samples`` is its real work, ``iteration_samples`` what one iteration of all its GPUs takes
-    in, ``share_s`` how long it runs alone at its GPU-proportional share.
+    in, ``share_s`` how long it runs alone at its GPU-proportional share, ``start_s`` what passes
+    between its first start and its first sample.
     """
 
     job: Job
@@ -35,6 +36,7 @@ class SimulatedJob:
     iteration_samples: float
     share_s: float
     model: str = ""
+    start_s: float = 0.0
 
 
 def true_rate(one: SimulatedJob, placement: Placement) -> float:

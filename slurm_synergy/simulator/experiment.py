@@ -1,0 +1,314 @@
+"""Definitions of experiments: a grid of simulations, what to draw of it, and what is expected.
+
+A definition is a YAML file; ``docs/experiments.md`` shows every key. It is checked as a whole
+before anything runs: a wrong key or value is a ConfigError that names its place.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from slurm_synergy.errors import ConfigError
+from slurm_synergy.simulator.generate import parse_split
+
+__all__ = [
+    "DEFAULT_JOBS",
+    "Definition",
+    "Expected",
+    "Figure",
+    "Settings",
+    "expand",
+    "matches",
+    "read_definition",
+    "shorten",
+]
+
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=1)]
+_Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+_MOST_CELLS = 10_000
+_PHILLY_LARGEST = 16  # GPUs of the largest jobs that are generated
+DEFAULT_JOBS = 1000
+"""Jobs of a generated workload that does not say how many."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Settings(_Model):
+    """One simulation. Every key may be an axis of the grid; times in seconds.
+
+    Jobs come from ``trace`` (as for ``synergyctl simulate --trace``; relative to the definition)
+    or are generated from ``load`` (jobs per hour), ``split``, ``sizes``, ``arrivals``, ``jobs`` and
+    ``seed``. ``part`` keeps the first jobs of a trace only. The pool is ``nodes`` equal nodes or
+    the file ``cluster``.
+    """
+
+    policy: str = "fifo"
+    mechanism: str = "tune"
+    trace: str | None = None
+    part: Annotated[float, Field(gt=0, le=1)] = 1.0
+    load: _Positive = 9.0
+    split: str = "20/70/10"
+    sizes: Literal["single", "philly"] = "single"
+    arrivals: Literal["poisson", "static"] = "poisson"
+    jobs: _Count | None = None
+    measure: str | None = None
+    seed: int = 1
+    cluster: str | None = None
+    nodes: _Count = 16
+    gpu_type: str = "v100"
+    gpus_per_node: _Count = 8
+    cpus_per_gpu: _Positive = 3.0
+    mem_gib: _Positive = 500.0
+    round_s: _Positive = 300.0
+    event_delay_s: _Cost = 1.0
+    semantics: Literal["exact", "reference"] = "exact"
+    restart_s: _Cost = 0.0
+    checkpoint_s: _Cost = 0.0
+    profiling_s: _Cost = 0.0
+    profile_error: _Cost = 0.0
+
+    @field_validator("split")
+    @classmethod
+    def _is_split(cls, value: str) -> str:
+        try:
+            parse_split(value)
+        except ConfigError as err:
+            raise ValueError(f"{err.what}; {err.remedy}") from None
+        return value
+
+    @field_validator("measure")
+    @classmethod
+    def _is_range(cls, value: str | None) -> str | None:
+        if value is not None and not _range(value):
+            raise ValueError("is not a range of job ids; give one like 4000:5000")
+        return value
+
+    def measured(self) -> Sequence[int]:
+        """The ids of the jobs that count; empty for all."""
+        return _range(self.measure or "")
+
+
+def _range(text: str) -> Sequence[int]:
+    low, _, high = text.partition(":")
+    if low.isdigit() and high.isdigit() and int(low) < int(high):
+        return range(int(low), int(high))
+    return ()
+
+
+class Expected(_Model):
+    """A published number: ``metric`` of the one cell that ``where`` selects.
+
+    ``relation`` says what counts as met: within ``tolerance`` (a part) of ``value``, or at least or
+    at most that. ``against`` replaces the baseline that gains are relative to.
+    """
+
+    where: dict[str, Any]
+    metric: str
+    value: _Positive
+    source: str
+    relation: Literal["about", "at_least", "at_most"] = "about"
+    tolerance: _Cost = 0.10
+    against: dict[str, Any] | None = None
+    note: str = ""
+
+
+class Figure(_Model):
+    """A chart: ``y`` over ``x`` with a line or bar for each value of ``series``.
+
+    ``x: distribution`` draws how ``y`` (``jct_h``, ``gain`` or ``speedup``) is distributed over
+    the jobs. Cells that differ in nothing else but their seed are averaged.
+    """
+
+    title: str
+    x: str
+    y: str
+    series: str
+    where: dict[str, Any] = Field(default_factory=dict)
+
+
+_Axis = list[Any] | str | int | float | bool | None
+
+
+class Definition(_Model):
+    """An experiment. ``grids`` are the axes; each is a mapping from settings to values."""
+
+    title: str
+    about: str = ""
+    source: str = ""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    grids: Annotated[list[dict[str, _Axis]], Field(min_length=1)]
+    baseline: dict[str, Any] = Field(default_factory=lambda: {"mechanism": "proportional"})
+    columns: list[str] = Field(default_factory=lambda: ["avg_jct_h", "p99_jct_h", "makespan_h"])
+    figures: list[Figure] = Field(default_factory=list)
+    expected: list[Expected] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _selections_name_settings(self) -> Definition:
+        places = [("baseline", self.baseline)]
+        places += [(f"figures[{i}].where", one.where) for i, one in enumerate(self.figures)]
+        for index, one in enumerate(self.expected):
+            places += [(f"expected[{index}].where", one.where)]
+            places += [(f"expected[{index}].against", one.against or {})]
+        for place, selection in places:
+            for key in selection:
+                if key not in Settings.model_fields:
+                    raise ValueError(f"{place}: {key} is not a setting")
+        return self
+
+
+# reading ---------------------------------------------------------------------------------------
+
+
+def read_definition(path: Path) -> Definition:
+    """The definition in ``path``. Raises ConfigError naming the file, the key and the value."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as err:
+        raise ConfigError(
+            f"cannot be read: {err}", file=str(path), remedy="name a readable YAML file"
+        ) from err
+    if not isinstance(content, dict):
+        raise ConfigError("is no mapping", file=str(path), remedy="give title, grids, ...")
+    try:
+        return Definition(**content)
+    except ValidationError as err:
+        raise _config_error(err, str(path), "") from err
+    except TypeError as err:
+        raise ConfigError(f"has a key that is no text: {err}", file=str(path)) from err
+
+
+def _config_error(err: ValidationError, file: str, place: str) -> ConfigError:
+    # A key that is not known is the likely cause of another that is missing.
+    first = min(err.errors(), key=lambda one: one["type"] != "extra_forbidden")
+    keys = first["loc"]
+    key = place
+    for part in keys:
+        key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else str(part)
+    what = first["msg"].removeprefix("Value error, ")
+    known = ""
+    if first["type"] == "extra_forbidden":
+        model = Settings if place else Definition
+        known = f"known are {', '.join(model.model_fields)}" if len(keys) == 1 else ""
+        what = "is unknown"
+    value = None if first["type"] == "missing" or isinstance(first["input"], dict) else first
+    shown = None if value is None else first["input"]
+    return ConfigError(what, file=file, key=key, value=shown, remedy=known)
+
+
+def expand(
+    definition: Definition, path: Path, environment: Mapping[str, str] | None = None
+) -> tuple[Settings, ...]:
+    """Every cell of the grids, each once, in order.
+
+    ``path`` is the definition's file: what it names is relative to it, and ``${NAME}`` stands for
+    a variable of ``environment`` (the process's by default). Raises ConfigError.
+    """
+    variables = os.environ if environment is None else environment
+    found: dict[Settings, None] = {}
+    for index, grid in enumerate(definition.grids):
+        axes = {key: value if isinstance(value, list) else [value] for key, value in grid.items()}
+        if math.prod(map(len, axes.values())) > _MOST_CELLS:
+            raise ConfigError(
+                f"has more than {_MOST_CELLS} cells", file=str(path), key=f"grids[{index}]"
+            )
+        for chosen in _combinations(axes):
+            values = {**definition.settings, **chosen}
+            cell = _settings(values, path, f"grids[{index}]")
+            found[_located(cell, path, variables)] = None
+    return tuple(found)
+
+
+def _combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    for values in itertools.product(*axes.values()):
+        yield dict(zip(axes, values, strict=True))
+
+
+def _settings(values: Mapping[str, Any], path: Path, place: str) -> Settings:
+    try:
+        return Settings(**values)
+    except ValidationError as err:
+        raise _config_error(err, str(path), place) from err
+
+
+def _located(cell: Settings, path: Path, variables: Mapping[str, str]) -> Settings:
+    """The cell with the files that it names as absolute paths."""
+    changes: dict[str, Any] = {}
+    for key in ("trace", "cluster"):
+        text = getattr(cell, key)
+        if text is not None:
+            changes[key] = _absolute(_substituted(text, key, path, variables), path)
+    return cell.model_copy(update=changes) if changes else cell
+
+
+def _substituted(text: str, key: str, path: Path, variables: Mapping[str, str]) -> str:
+    for name in _VARIABLE.findall(text):
+        if name not in variables:
+            raise ConfigError(
+                f"needs the environment variable {name}, which is not set",
+                file=str(path),
+                key=key,
+                value=text,
+                remedy="set it to the directory with the data (docs/reproduction.md)",
+            )
+    return _VARIABLE.sub(lambda match: variables[match.group(1)], text)
+
+
+def _absolute(text: str, path: Path) -> str:
+    """``kind:FILE,options`` with FILE relative to the definition's directory."""
+    kind, colon, rest = text.partition(":")
+    if not colon:
+        kind, rest = "", text
+    file, comma, options = rest.partition(",")
+    return f"{kind}{colon}{(path.parent / file).resolve()}{comma}{options}"
+
+
+def shorten(cell: Settings, scale: float) -> Settings:
+    """The cell with ``scale`` times its jobs (at least 10), and as many of them measured.
+
+    A generated workload has as much less load, on as many fewer nodes, so that the pool is as busy
+    and the hours that pass are the same. A trace keeps its first jobs, and its pool.
+    """
+    changes: dict[str, Any] = {}
+    if cell.trace is not None:
+        changes["part"] = cell.part * scale
+    else:
+        jobs = cell.jobs or DEFAULT_JOBS
+        changes["jobs"] = min(jobs, max(10, round(jobs * scale)))
+        if cell.cluster is None:
+            largest = _PHILLY_LARGEST if cell.sizes == "philly" else 1
+            least = min(cell.nodes, math.ceil(largest / cell.gpus_per_node))
+            changes["nodes"] = max(least, round(cell.nodes * scale))
+            changes["load"] = cell.load * changes["nodes"] / cell.nodes
+    measured = cell.measured()
+    if measured:
+        low = math.floor(measured[0] * scale)
+        high = max(low + 1, math.floor((measured[-1] + 1) * scale))
+        changes["measure"] = f"{low}:{high}"
+    return cell.model_copy(update=changes)
+
+
+def matches(cell: Settings, selection: Mapping[str, Any]) -> bool:
+    """Whether every setting in ``selection`` has that value; a list is a choice."""
+    return all(
+        getattr(cell, key) in (value if isinstance(value, list) else [value])
+        or _ends_with(getattr(cell, key), value)
+        for key, value in selection.items()
+    )
+
+
+def _ends_with(found: Any, wanted: Any) -> bool:
+    """A file is selected by its name alone."""
+    return isinstance(found, str) and isinstance(wanted, str) and Path(found).name == wanted
