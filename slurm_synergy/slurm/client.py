@@ -7,9 +7,10 @@ A refused change raises ``SlurmCommandError`` whose ``kind`` says why.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+from slurm_synergy.errors import ClusterError
 from slurm_synergy.slurm.facts import (
     ConfigFacts,
     JobFacts,
@@ -56,6 +57,9 @@ class SlurmClient(Protocol):
     def hold_running(self, job_id: int) -> None:
         """Hold a running job: it runs on, and whatever requeues it lands it held."""
 
+    def hold_all(self, job_ids: Iterable[int]) -> Mapping[int, ClusterError]:
+        """Hold pending jobs as admin, in one go; those that were refused, with the reason."""
+
     def release(self, job_id: int) -> None:
         """Let a held job start. ``kind == "not_pending"`` while it is still completing.
 
@@ -68,8 +72,26 @@ class SlurmClient(Protocol):
         Raises ``SlurmReadBackError`` naming the fields that differ afterwards.
         """
 
+    def prepare_starts(
+        self, shapes: Mapping[int, JobShape]
+    ) -> Mapping[int, JobFacts | ClusterError]:
+        """``reshape`` and ``set_start_now`` for several jobs, in one go; they stay held.
+
+        For each job what was read back, or why it does not have its shape. Raises ClusterError
+        when nothing was changed.
+        """
+
     def set_start_now(self, job_id: int) -> None:
         """Drop the delay after a requeue. ``kind == "not_pending"`` while still completing."""
+
+    def set_time_limit(self, job_id: int, limit_s: float) -> None:
+        """Set the time limit of a job's next (or present) run, rounded up to whole minutes."""
+
+    def split(self, job_id: int, tasks: Sequence[int]) -> None:
+        """Give these members of a held array records and ids of their own, held as admin.
+
+        ``job_id`` is the array's. A member that has a record already is only held.
+        """
 
     def requeue_hold(self, job_id: int) -> None:
         """End a running job and put it back into the queue, held. Pending jobs get held only."""
@@ -83,8 +105,27 @@ class SlurmClient(Protocol):
     def set_admin_comment(self, job_id: int, comment: str) -> None:
         """Replace the job's admin comment, which its owner cannot change."""
 
-    def create_reservation(self, name: str, nodes: Sequence[str], users: Sequence[str]) -> None:
-        """Reserve whole nodes from now on without end. An equal one that exists is success."""
+    def give_back(self, job_id: int, fields: Sequence[str]) -> None:
+        """Update a job with ``fields`` (see ``slurm.original``) and take our hold off it.
+
+        For pending and running jobs; the latter are no longer held by their next requeue.
+        """
+
+    def create_reservation(
+        self,
+        name: str,
+        nodes: Sequence[str],
+        users: Sequence[str],
+        window_s: float | None = None,
+    ) -> None:
+        """Reserve whole nodes from now on for ``window_s`` seconds (None: without end).
+
+        Jobs in it run on when it ends. An equal one that exists is success. ``kind == "overlap"``
+        when a node is in somebody else's.
+        """
+
+    def renew_reservation(self, name: str, window_s: float | None = None) -> None:
+        """Have it end ``window_s`` seconds from now (None: a year), whole minutes."""
 
     def update_reservation_nodes(self, name: str, nodes: Sequence[str]) -> None:
         """Give the reservation exactly these nodes (at least one)."""

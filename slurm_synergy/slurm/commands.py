@@ -39,8 +39,12 @@ _KINDS = (
     ("pending", ("Job is pending execution",)),
     ("disabled", ("presently disabled",)),
     ("in_use", ("reservation is in use",)),
+    ("overlap", ("overlaps with another reservation",)),
     ("exists", ("Duplicate reservation name",)),
-    ("permission", ("ccess/permission denied", "Invalid user id", "ot authorized")),
+    (
+        "permission",
+        ("ccess/permission denied", "Access denied", "Invalid user id", "ot authorized"),
+    ),
     (
         "not_found",
         (
@@ -50,7 +54,13 @@ _KINDS = (
             "Invalid partition name specified",
         ),
     ),
-    ("invalid", ("Invalid", "invalid", "Requested", "not supported", "No changes", "unrecognized")),
+    (
+        "invalid",
+        (
+            *("Invalid", "invalid", "Requested", "not supported", "No changes", "unrecognized"),
+            *("dependency problem", "is in held state", "not suspended"),
+        ),
+    ),
 )
 
 
@@ -132,6 +142,9 @@ class SlurmCommands:
             for key, value in self.environment.items()
             if key in ("PATH", "HOME", "USER", "LOGNAME", "LD_LIBRARY_PATH", "SLURM_CONF_SERVER")
         }
-        kept.update(LC_ALL="C", TZ="UTC")
+        # Without SQUEUE_ARRAY_UNIQUE the waiting members of an array are shown as one, whose id is
+        # the array's, even when they have records of their own. As an option it would be refused
+        # by releases that do not have it any more (24.11).
+        kept.update(LC_ALL="C", TZ="UTC", SQUEUE_ARRAY_UNIQUE="1")
         conf = self.slurm_conf or self.environment.get("SLURM_CONF")
         return kept | ({"SLURM_CONF": conf} if conf else {})

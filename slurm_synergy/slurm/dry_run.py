@@ -37,22 +37,32 @@ def _shares(placement: Placement) -> str:
 
 
 class DryRun:
-    """``Cluster`` that reads through ``cluster`` and changes nothing."""
+    """``Cluster`` that reads through ``cluster`` and changes nothing.
 
-    def __init__(self, cluster: SlurmCluster) -> None:
-        self._cluster, self._said = cluster, ""
+    ``word`` begins what is said ("dry run", "observe", "advise"). What would be done with a job is
+    said when it changes: a round repeats what was not done in the one before.
+    """
+
+    def __init__(self, cluster: SlurmCluster, word: str = "dry run") -> None:
+        self._cluster, self._word = cluster, word
+        self._said = ""
+        self._said_of: dict[int, str] = {}
 
     def tick(self) -> Observation:
         """Read Slurm; nothing is followed."""
-        return self._cluster.look()
+        observation = self._cluster.look()
+        known = {seen.job.job_id for seen in observation.jobs}
+        self._said_of = {job: said for job, said in self._said_of.items() if job in known}
+        return observation
 
     def prepare(self) -> None:
         """Read which nodes the reservation could cover, and say what would be done about it."""
+        self._cluster.forget_gone()
         self._cluster.prepare(read_only=True)
         keeper = self._cluster.reservation
         wanted = keeper.intention if keeper else ""
         if wanted and wanted != self._said:
-            _LOG.info("dry run: would %s", wanted)
+            _LOG.info("%s: would %s", self._word, wanted)
         self._said = wanted
 
     def observe(self) -> Observation:
@@ -61,10 +71,15 @@ class DryRun:
 
     def apply(self, action: Action, status: JobStatus) -> Outcome:
         """See ``Cluster``. Never done."""
-        level = logging.DEBUG if isinstance(action, Renew) else logging.INFO
-        _LOG.log(level, "dry run: would %s", in_words(action))
+        said = in_words(action)
+        if said != self._said_of.get(action.job_id):
+            self._said_of[action.job_id] = said
+            level = logging.DEBUG if isinstance(action, Renew) else logging.INFO
+            _LOG.log(level, "%s: would %s", self._word, said)
         return Outcome(
             action=action,
             done=False,
-            reason=Reason(code=ReasonCode.DRAINED, text="dry run: nothing is changed"),
+            reason=Reason(
+                code=ReasonCode.ONLY_SHOWN, text=f"{self._word}: nothing is changed in Slurm"
+            ),
         )

@@ -108,7 +108,9 @@ class JobFacts:
     ``gpus_asked`` counts per ``gpu_form``. ``time_limit_s`` is ``None`` when unlimited or left to
     the partition. ``min_mem_node_mib`` is 0 when the whole node's memory is asked for and ``None``
     when the job asks per CPU (``min_mem_cpu_mib``). ``num_nodes`` is (least, most).
-    ``ntasks_per_node`` is ``None`` when not given at submission.
+    ``ntasks_per_node`` is ``None`` when not given at submission. ``array_limit`` is how many
+    members of its array may run at once (``None``: any number), ``deadline_s`` when it must have
+    ended.
     """
 
     job_id: int
@@ -122,12 +124,14 @@ class JobFacts:
     reason: str = ""
     array_job_id: int | None = None
     array_task_id: str | None = None
+    array_limit: int | None = None
     het_job_id: int | None = None
     het_offset: int | None = None
     eligible_s: float | None = None
     start_s: float | None = None
     end_s: float | None = None
     time_limit_s: float | None = None
+    deadline_s: float | None = None
     restarts: int = 0
     reservation: str | None = None
     comment: str = ""
@@ -180,6 +184,22 @@ class JobFacts:
         return task is not None and not task.isdigit()
 
     @property
+    def gpus_held(self) -> int:
+        """GPUs that it holds now."""
+        return sum(len(part.gpu_ids) for part in self.allocation)
+
+    @property
+    def address(self) -> str:
+        """What Slurm's commands call this one job.
+
+        The last member of an array has the id of the whole array as its own: a command that is
+        given this number acts on every member.
+        """
+        if self.array_job_id == self.job_id and not self.array_pending:
+            return f"{self.array_job_id}_{self.array_task_id}"
+        return str(self.job_id)
+
+    @property
     def gpus_per_node(self) -> Mapping[str, int]:
         """GPUs on each node by type, derived from the form asked in (rounded up per node).
 
@@ -210,7 +230,8 @@ class NodeFacts:
     """One node record. ``state`` is the base word, ``flags`` the words after it (``DRAIN``, ...).
 
     ``gpus_used`` is what Slurm has allocated now, by type. ``boot_s`` and ``slurmd_start_s`` tell
-    a restarted node.
+    a restarted node. ``registered`` is False from a start of slurmctld until the node's slurmd has
+    reported: what Slurm starts there meanwhile gets no GPUs, and its steps fail (seen on 22.05).
     """
 
     name: str
@@ -234,6 +255,7 @@ class NodeFacts:
     port: int | None = None
     boot_s: float | None = None
     slurmd_start_s: float | None = None
+    registered: bool = True
 
     @property
     def responding(self) -> bool:
@@ -265,14 +287,16 @@ class NodeFacts:
     @property
     def usable(self) -> bool:
         """True when a job may be started there now, as far as the node's state tells."""
-        return not (self.down or self.drained or self.in_maintenance) and self.responding
+        kept = self.down or self.drained or self.in_maintenance
+        return self.responding and self.registered and not kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionFacts:
     """One partition. ``oversubscribe`` is the word and its count, such as ``("FORCE", 8)``.
 
-    Times are ``None`` when unlimited (maximum) or not set (default).
+    Times are ``None`` when unlimited (maximum) or not set (default), ``max_nodes`` when unlimited.
+    ``def_mem_*`` is what a job gets that asks for no memory; ``None``: the partition sets none.
     """
 
     name: str
@@ -282,8 +306,11 @@ class PartitionFacts:
     default: bool = False
     max_time_s: float | None = None
     default_time_s: float | None = None
+    max_nodes: int | None = None
     hidden: bool = False
     total_cpus: int = 0
+    def_mem_per_node_mib: int | None = None
+    def_mem_per_cpu_mib: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,8 @@ from slurm_synergy.errors import SlurmParseError
 __all__ = [
     "NULL_WORDS",
     "as_null",
+    "first_tasks",
+    "int_or",
     "parse_count_range",
     "parse_duration_s",
     "parse_gpus",
@@ -31,6 +33,7 @@ NULL_WORDS = frozenset({"", "(null)", "None", "NONE", "N/A", "n/a", "Unknown", "
 """The words with which Slurm says that there is no value."""
 
 _KEY = re.compile(r"(?:^|(?<=\s))([A-Za-z][A-Za-z0-9_/:]*)=(\S*)")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", re.ASCII)
 _DURATION = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?(?:\.\d+)?")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)(?:[nc]?)", re.IGNORECASE)
 _MIB = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
@@ -57,6 +60,11 @@ def parse_int(text: str, field: str) -> int:
     return int(text)
 
 
+def int_or(text: str, default: int) -> int:
+    """A plain number, or ``default`` for anything else."""
+    return int(text) if text.isascii() and text.isdigit() else default
+
+
 def parse_count_range(text: str, field: str) -> tuple[int, int]:
     """``2`` or ``1-3`` as (least, most); sizes such as ``4K`` nodes are understood."""
     match = re.fullmatch(r"(\d+)(K?)(?:-(\d+)(K?))?", text)
@@ -74,7 +82,9 @@ def parse_time_s(text: str, field: str) -> float | None:
     if text.isdigit():
         return float(text)
     try:
-        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%S").replace(tzinfo=UTC).timestamp()
+        if not _TIME.fullmatch(text):
+            raise ValueError(text)
+        return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
     except ValueError as err:
         raise SlurmParseError(f"{field}: not a time (YYYY-MM-DDTHH:MM:SS)", text) from err
 
@@ -133,6 +143,25 @@ def parse_id_set(text: str, field: str) -> tuple[int, ...]:
             raise SlurmParseError(f"{field}: not a set of ids", text)
         ids.extend(range(int(match[1]), int(match[2] or match[1]) + 1))
     return tuple(ids)
+
+
+def first_tasks(text: str, count: int) -> tuple[int, ...]:
+    """The lowest ``count`` task ids of an array's waiting members: ``0-9:2,12%4`` and the like.
+
+    Slurm cuts long lists anywhere and ends them in ``...``: the piece that this belongs to is left
+    out.
+    """
+    pieces = text.partition("%")[0].strip("[]").split(",")
+    if pieces[-1].endswith("..."):
+        pieces = pieces[:-1]
+    tasks: list[int] = []
+    for piece in pieces:
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", piece)
+        if not match:
+            raise SlurmParseError("ArrayTaskId: not a list of tasks", text)
+        first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+        tasks.extend(range(first, last + 1, max(1, step))[: max(0, count - len(tasks))])
+    return tuple(tasks)
 
 
 def parse_gpus(text: str, field: str) -> dict[str, int]:

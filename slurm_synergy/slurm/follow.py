@@ -13,19 +13,26 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from slurm_synergy.cluster import LeasePort, Record, StopState
-from slurm_synergy.core.model import JobStatus, Lease, Placement, Reason, ReasonCode
+from slurm_synergy.core.model import JobStatus, Lease, Placement, Reason
 from slurm_synergy.core.resources import Resources
-from slurm_synergy.errors import ClusterError, LeaseError, ModelError, SlurmCommandError
+from slurm_synergy.errors import (
+    ClusterError,
+    LeaseError,
+    LedgerUnavailable,
+    ModelError,
+    SlurmCommandError,
+)
 from slurm_synergy.slurm.client import SlurmClient
-from slurm_synergy.slurm.facts import Hold, JobFacts
+from slurm_synergy.slurm.facts import Hold, JobFacts, JobState
+from slurm_synergy.slurm.limits import obstacle_of
 from slurm_synergy.slurm.pool import allocated
-from slurm_synergy.slurm.request import is_held
+from slurm_synergy.slurm.refusals import Refusals
+from slurm_synergy.slurm.request import is_held, is_passed_through
 
 __all__ = ["Attempt", "Described", "Follower", "LeaseKeeper", "ends", "holds_now"]
 
 _LOG = logging.getLogger(__name__)
 
-_LONGEST_BACKOFF_S = 3600.0
 _LAUNCH_FAILED = "launch_failed_requeued_held"
 
 
@@ -38,6 +45,10 @@ class LeaseKeeper(LeasePort, Protocol):
 
     def set_reserved(self, node: str, cores: tuple[int, ...]) -> None:
         """Cores that no lease may hand out: Slurm confines a job without the wrapper to them."""
+        ...
+
+    def set_gpus(self, job_id: int, gpus: Mapping[str, tuple[int, ...]]) -> None:
+        """Which GPUs of each node a started job got: its cores are to be near them."""
         ...
 
 
@@ -55,15 +66,6 @@ class Attempt:
 
     since_s: float
     restarts: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Refusal:
-    """A start that failed: why, and until when (and how long) the job is not planned."""
-
-    until_s: float
-    wait_s: float
-    text: str
 
 
 def holds_now(facts: JobFacts) -> bool:
@@ -95,9 +97,11 @@ class Follower:
     ) -> None:
         self._client, self._leases = client, leases
         self._describe, self._forget = describe, forget
-        self._start_deadline_s, self._retry_backoff_s = start_deadline_s, retry_backoff_s
+        self._start_deadline_s = start_deadline_s
         self._attempts: dict[int, Attempt] = {}
-        self._refused: dict[int, _Refusal] = {}
+        self._hindered: dict[int, str] = {}
+        self.refusals = Refusals(retry_backoff_s)
+        """Jobs whose last start failed."""
         self._confirmed: dict[int, int] = {}
         self._complained: set[tuple[int, str]] = set()
 
@@ -105,26 +109,24 @@ class Follower:
         """A start was begun for the job as ``facts`` show it."""
         self._attempts[facts.job_id] = Attempt(since_s=now_s, restarts=facts.restarts)
         self._confirmed.pop(facts.job_id, None)
+        self._hindered.pop(facts.job_id, None)
 
     def refused(self, job_id: int, text: str, now_s: float) -> Reason:
-        """A start failed: the job is not planned again for a while, each time for twice as long.
+        """A start failed: the job is not planned again for a while, each time for twice as long."""
+        return self.refusals.add(job_id, text, now_s)
 
-        A job that can never start would otherwise keep GPUs from others, or even stop running
-        jobs for its sake, again and again.
-        """
-        before = self._refused.get(job_id)
-        wait_s = self._retry_backoff_s
-        if before is not None:
-            wait_s = max(wait_s, min(2 * before.wait_s, _LONGEST_BACKOFF_S))
-        self._refused[job_id] = _Refusal(until_s=now_s + wait_s, wait_s=wait_s, text=text)
-        return Reason(code=ReasonCode.START_REFUSED, text=text)
+    def refusal(self, facts: JobFacts, now_s: float) -> Reason | None:
+        """Why a pending job is not to be planned now, if its last start failed recently."""
+        if facts.reason == _LAUNCH_FAILED and not self.refusals.known(facts.job_id):
+            # Seen by nobody yet: the controller was away.
+            return self._refuse_launch(facts, now_s)
+        return self.refusals.why(facts, now_s)
 
-    def refusal(self, job_id: int, now_s: float) -> Reason | None:
-        """Why the job is not to be planned now, if its last start failed recently."""
-        last = self._refused.get(job_id)
-        if last is None or now_s >= last.until_s:
-            return None
-        return Reason(code=ReasonCode.START_REFUSED, text=last.text)
+    def _refuse_launch(self, facts: JobFacts, now_s: float) -> Reason:
+        # Slurm drains the node for it: trying on at once would drain one after the other.
+        text = "its launch failed on a node; sinfo -R and the node's slurmd log tell why"
+        _LOG.warning("job %d: %s", facts.job_id, text)
+        return self.refused(facts.job_id, text, now_s)
 
     def follow(
         self, jobs: Mapping[int, JobFacts], records: Mapping[int, Record], now_s: float
@@ -138,7 +140,7 @@ class Follower:
                 if lease is None:
                     if facts is None:
                         self._forget_gone(job_id)
-                    elif facts.running:
+                    elif facts.running and (facts.gpus_held or not is_passed_through(facts)):
                         self._adopt(facts)
                 elif facts is None or ends(facts):
                     self._end_finished(job_id, facts)
@@ -146,7 +148,10 @@ class Follower:
                     self._follow_start(facts, now_s)
                 elif facts.running:
                     self._follow_run(facts, lease, stopping=bool(record and record.stopping))
-            except (ClusterError, LeaseError, ModelError) as err:
+                elif facts.state is JobState.SUSPENDED and record and record.stopping:
+                    # An admin has suspended it: it cannot answer, and its time runs out.
+                    self._follow_stop(facts)
+            except (ClusterError, LeaseError, LedgerUnavailable, ModelError) as err:
                 self._complain(job_id, err)
         self._forget_all_but(jobs.keys() | leased)
 
@@ -174,37 +179,61 @@ class Follower:
         if is_held(facts):
             # Requeued, or a start that was taken back: it holds nothing any more.
             if facts.reason == _LAUNCH_FAILED:
-                # Slurm drains the node for it: trying on at once would drain one after the other.
-                text = "its launch failed on a node; sinfo -R and the node's slurmd log tell why"
-                self.refused(job_id, text, now_s)
-                _LOG.warning("job %d: %s", job_id, text)
+                self._refuse_launch(facts, now_s)
             self._leases.end(job_id)
             self._attempts.pop(job_id, None)
             return
         attempt = self._attempts.setdefault(job_id, Attempt(since_s=now_s, restarts=facts.restarts))
         if facts.restarts != attempt.restarts:
             self._client.hold(job_id)
+        elif self._is_hindered(facts, now_s):
+            return
         elif now_s - attempt.since_s > self._start_deadline_s:
             text = f"did not start within {self._start_deadline_s:g} s; Slurm says {facts.reason}"
             self._client.hold(job_id)
             self.refused(job_id, text, now_s)
             _LOG.warning("job %d: %s", job_id, text)
 
+    def _is_hindered(self, facts: JobFacts, now_s: float) -> bool:
+        """Whether one of Slurm's limits is in the way; then the job is held again at once."""
+        job_id, obstacle = facts.job_id, obstacle_of(facts.reason)
+        # Believed when two readings agree: the word may be from before the release.
+        confirmed = self._hindered.get(job_id) == facts.reason
+        self._hindered[job_id] = facts.reason
+        if obstacle is None or not confirmed:
+            return False
+        self._client.hold(job_id)
+        text = f"Slurm does not start it: {obstacle.text}"
+        self.refusals.add(job_id, text, now_s, trigger=obstacle.trigger, facts=facts)
+        del self._hindered[job_id]
+        _LOG.warning("job %d: %s", job_id, text)
+        return True
+
     def _follow_run(self, facts: JobFacts, lease: Lease, *, stopping: bool) -> None:
         if "CONFIGURING" in facts.flags:
             return
         if self._confirmed.get(facts.job_id) != facts.restarts:
             self._confirm(facts, lease)
-        if stopping and self._leases.stop_state(facts.job_id) is not StopState.WAITING:
+        if stopping:
+            self._follow_stop(facts)
+
+    def _follow_stop(self, facts: JobFacts) -> None:
+        if self._leases.stop_state(facts.job_id) is not StopState.WAITING:
             _LOG.debug("job %d: requeued, held", facts.job_id)
             # It has run: what failed before that does not count any more.
-            self._refused.pop(facts.job_id, None)
+            self.refusals.drop(facts.job_id)
             self._client.requeue_hold(facts.job_id)
 
     def _confirm(self, facts: JobFacts, lease: Lease) -> None:
         """The job runs: make every requeue land held, and compare with what was planned."""
         job_id, real = facts.job_id, dict(allocated(facts))
-        self._attempts.pop(job_id, None)
+        begun = self._attempts.pop(job_id, None)
+        if begun is not None and not any(share.gpus for share in real.values()):
+            # Right after its own start slurmctld hands out GPUs that it does not know yet: the
+            # job has none, and its steps cannot be made.
+            _LOG.warning("job %d: Slurm started it without its GPUs: it is started anew", job_id)
+            self._client.requeue_hold(job_id)
+            return
         if facts.held is not Hold.ADMIN:
             self._client.hold_running(job_id)
         planned = {node: lease.granted.get(node, share) for node, share in lease.placement.shares}
@@ -215,7 +244,12 @@ class Follower:
         elif incarnation is not None and incarnation != facts.restarts:
             described = self._describe(facts)
             self._grant(facts, described, lease.placement, real)
+        self._near_gpus(facts)
         self._confirmed[job_id] = facts.restarts
+
+    def _near_gpus(self, facts: JobFacts) -> None:
+        gpus = {part.node: part.gpu_ids for part in facts.allocation if part.gpu_ids}
+        self._leases.set_gpus(facts.job_id, gpus)
 
     def _adopt(self, facts: JobFacts) -> None:
         """Give a running job a lease on what it has, at its proportional share of the cores."""
@@ -223,6 +257,7 @@ class Follower:
         if facts.held is not Hold.ADMIN:
             self._client.hold_running(facts.job_id)
         self._grant(facts, described, described.proportional, dict(allocated(facts)))
+        self._near_gpus(facts)
         self._confirmed[facts.job_id] = facts.restarts
         _LOG.info("job %d: adopted as it runs", facts.job_id)
 
@@ -247,9 +282,10 @@ class Follower:
         _LOG.log(level, "job %d: %s; tried again at the next reading", job_id, err)
 
     def _forget_all_but(self, known: set[int]) -> None:
-        for memory in (self._attempts, self._refused, self._confirmed):
+        for memory in (self._attempts, self._hindered, self._confirmed):
             for job_id in memory.keys() - known:
                 del memory[job_id]
+        self.refusals.keep_only(known)
         self._complained = {entry for entry in self._complained if entry[0] in known}
 
 

@@ -7,13 +7,14 @@ cannot run side by side.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from slurm_synergy.core.model import Enforcement, Node
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.errors import ClusterError
 from slurm_synergy.slurm import hostlist
 from slurm_synergy.slurm.facts import JobFacts, NodeFacts
+from slurm_synergy.slurm.sizing import NodeNeed
 
 __all__ = [
     "UNTYPED",
@@ -22,6 +23,7 @@ __all__ = [
     "gpu_type_of",
     "left_out",
     "managed_nodes",
+    "node_needs",
     "node_values",
 ]
 
@@ -106,10 +108,12 @@ def node_values(
     *,
     ours: Mapping[str, Resources],
     reserved: Collection[str] | None,
+    near: Callable[[NodeFacts], tuple[int, ...]] = lambda node: (),
 ) -> tuple[Node, ...]:
     """The nodes of the round. ``ours`` is what our jobs hold per node.
 
-    ``reserved`` are the nodes of our reservation, None when the controller keeps none.
+    ``reserved`` are the nodes of our reservation, None when the controller keeps none; ``near``
+    tells the socket of each GPU.
     """
     nodes = []
     for node in facts:
@@ -123,9 +127,32 @@ def node_values(
                 total=total,
                 capacity=total if node.usable and mine and ours_alone else Resources(),
                 sockets=max(1, node.sockets),
+                threads_per_core=max(1, node.threads_per_core),
+                gpu_sockets=near(node),
             )
         )
     return tuple(nodes)
+
+
+def node_needs(
+    facts: Iterable[NodeFacts], *, held: Mapping[str, Resources], coming: Collection[str]
+) -> tuple[NodeNeed, ...]:
+    """The nodes as the size of the reservation depends on them.
+
+    ``held`` is what our jobs hold or are about to, ``coming`` the nodes that a lease names.
+    """
+    return tuple(
+        NodeNeed(
+            name=node.name,
+            gpu_type=gpu_type_of(node) or UNTYPED,
+            gpus=sum(node.gpus.values()),
+            held=held.get(node.name, Resources()).gpus,
+            ours=node.name in coming or held.get(node.name, Resources()) != Resources(),
+            busy=runs_others(node, held.get(node.name, Resources())),
+            usable=node.usable,
+        )
+        for node in facts
+    )
 
 
 def free_on(facts: NodeFacts, node: Node, coming: Resources, enforcement: Enforcement) -> Resources:
@@ -134,7 +161,7 @@ def free_on(facts: NodeFacts, node: Node, coming: Resources, enforcement: Enforc
         return Resources()
     used = _used(facts)
     cpus = node.capacity.cpus
-    if not enforcement.in_place:
+    if enforcement is not Enforcement.SHARED:
         cpus = max(0, cpus - used.cpus - coming.cpus)
     return Resources(
         gpus=max(0, node.capacity.gpus - used.gpus - coming.gpus),

@@ -15,12 +15,16 @@ from slurm_synergy.core.hints import Hints, parse_hints
 from slurm_synergy.core.model import Elasticity, Job, Profile, Reason, ReasonCode
 from slurm_synergy.errors import HintError, ModelError
 from slurm_synergy.slurm.facts import GpuForm, Hold, JobFacts
+from slurm_synergy.slurm.runtime import MINUTE_S, limit_in_record
 
 __all__ = [
     "ANY_TYPE",
     "Request",
+    "array_name",
     "build_job",
     "is_held",
+    "is_overdue",
+    "is_passed_through",
     "read_mark",
     "request_of_record",
     "unplannable",
@@ -31,6 +35,8 @@ ANY_TYPE = "any"
 """The word in the mark for a GPU request without a type."""
 
 _MARK = re.compile(r"(?:^|\s)synergy:(v=[^\s]*)")
+_PASSED = re.compile(r"(?:^|\s)synergy:pass=")
+_DEADLINE_MARGIN_S = 5.0  # clocks differ, and a job must not be started by this
 _VERSION = 1
 _NUMBERS = ("gpn", "nodes", "tpn", "cpt", "mem")
 
@@ -39,7 +45,9 @@ _NUMBERS = ("gpn", "nodes", "tpn", "cpt", "mem")
 class Request:
     """The shape that the user asked for; 0 means that he did not say.
 
-    ``gpus_per_node`` GPUs on each of ``nodes`` nodes, ``gpu_type`` "" for any.
+    ``gpus_per_node`` GPUs on each of ``nodes`` nodes, ``gpu_type`` "" for any, and joined with "+"
+    when there are several to choose from. ``time_limit_s`` is the limit at submission, None for
+    none; it holds for all runs of the job together.
     """
 
     wrapped: bool
@@ -49,6 +57,12 @@ class Request:
     tasks_per_node: int
     cpus_per_task: int
     mem_mib_per_node: int
+    time_limit_s: float | None = None
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """The types to choose from; empty for any."""
+        return tuple(self.gpu_type.split("+")) if self.gpu_type else ()
 
     def __post_init__(self) -> None:
         if self.gpus_per_node < 1 or self.nodes < 1:
@@ -81,6 +95,7 @@ def read_mark(admin_comment: str) -> Request | None:
     try:
         numbers = {key: int(values[key]) for key in _NUMBERS}
         gpu_type, wrapper = values["type"], {"yes": True, "no": False}[values["wrapper"]]
+        limit_min = int(values.get("limit", "0"))
     except (KeyError, ValueError) as err:
         raise ModelError(f"mark {match[0].strip()!r} is malformed: {err}") from err
     return Request(
@@ -91,6 +106,7 @@ def read_mark(admin_comment: str) -> Request | None:
         tasks_per_node=numbers["tpn"],
         cpus_per_task=numbers["cpt"],
         mem_mib_per_node=numbers["mem"],
+        time_limit_s=limit_min * MINUTE_S or None,
     )
 
 
@@ -116,6 +132,7 @@ def request_of_record(facts: JobFacts) -> Request:
         tasks_per_node=facts.ntasks_per_node or 0,
         cpus_per_task=facts.cpus_per_task if facts.cpus_per_task > 1 else 0,
         mem_mib_per_node=facts.min_mem_node_mib or 0,
+        time_limit_s=limit_in_record(facts.time_limit_s),
     )
 
 
@@ -132,12 +149,13 @@ def build_job(
     profile = profile_of(hints.profile) if hints.profile else None
     if samples is None and hints.epochs is not None and profile and profile.pipeline:
         samples = float(hints.epochs * profile.pipeline.samples_per_epoch)
-    types = (request.gpu_type,) if request.gpu_type else tuple(hints.gpu_types or ())
+    types = request.gpu_types or tuple(hints.gpu_types or ())
     least = hints.min_mem_mib if hints.min_mem_mib is not None else request.mem_mib_per_node
     job = Job(
         job_id=facts.job_id,
         user=facts.user,
         name=facts.name,
+        array=array_name(facts),
         submitted_s=facts.submit_s,
         gpus=request.gpus_per_node * request.nodes,
         nodes=request.nodes,
@@ -151,20 +169,20 @@ def build_job(
         preemptible=request.wrapped,
         wrapped=request.wrapped,
         total_samples=samples,
-        time_limit_s=facts.time_limit_s,
+        time_limit_s=limit_in_record(facts.time_limit_s),
     )
     return job, hints
 
 
 def waits_on(facts: JobFacts, now_s: float) -> Reason | None:
-    """Why a pending job is not ours to start: array, het job, dependency, begin time; else None."""
+    """Why a pending job is not ours to start: het job, dependency, begin time; else None."""
     what = None
-    if facts.array_job_id is not None:
-        what = "job arrays are not scheduled; submit the tasks one by one"
-    elif facts.het_job_id is not None:
+    if facts.het_job_id is not None:
         what = "heterogeneous jobs are not scheduled"
     elif not facts.batch:
         what = "only batch jobs are scheduled; use sbatch"
+    elif facts.dependency and "(failed)" in facts.dependency:
+        what = f"can never start, {facts.dependency}: the job before it ended otherwise; cancel it"
     elif facts.dependency:
         what = f"waits for {facts.dependency}"
     elif facts.restarts == 0 and facts.eligible_s is not None and facts.eligible_s > now_s:
@@ -179,6 +197,7 @@ def unplannable(facts: JobFacts, err: HintError | ModelError) -> tuple[Job, Reas
         job_id=facts.job_id,
         user=facts.user,
         name=facts.name,
+        array=array_name(facts),
         submitted_s=facts.submit_s,
         gpus=max(1, facts.gpu_total),
         nodes=None,
@@ -186,6 +205,25 @@ def unplannable(facts: JobFacts, err: HintError | ModelError) -> tuple[Job, Reas
         wrapped=False,
     )
     return job, Reason(code=ReasonCode.NOT_OURS, text=f"cannot be planned: {err}")
+
+
+def array_name(facts: JobFacts) -> str:
+    """How users call a member of a job array (``12_3``); empty for other jobs."""
+    if facts.array_job_id is None or facts.array_task_id is None:
+        return ""
+    return f"{facts.array_job_id}_{facts.array_task_id}"
+
+
+def is_overdue(facts: JobFacts, now_s: float) -> bool:
+    """Whether a job that waits, held, has passed its ``--deadline``."""
+    late = facts.deadline_s is not None and now_s > facts.deadline_s + _DEADLINE_MARGIN_S
+    begun = facts.eligible_s is None or facts.eligible_s <= now_s
+    return late and begun and facts.pending and is_held(facts)
+
+
+def is_passed_through(facts: JobFacts) -> bool:
+    """Whether job_submit.lua left the job to Slurm, as the site wished (salloc, srun, het jobs)."""
+    return _PASSED.search(facts.admin_comment) is not None
 
 
 def is_held(facts: JobFacts) -> bool:

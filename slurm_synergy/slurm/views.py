@@ -18,6 +18,7 @@ from slurm_synergy.slurm.request import (
     request_of_record,
     unplannable,
 )
+from slurm_synergy.slurm.runtime import RunTime
 
 __all__ = ["JobView", "JobViews", "RequestMemory"]
 
@@ -33,6 +34,10 @@ class RequestMemory(Protocol):
 
     def remember_request(self, job_id: int, request: Mapping[str, object]) -> None:
         """Remember the request of a job, durably."""
+        ...
+
+    def update_request(self, job_id: int, changes: Mapping[str, object]) -> None:
+        """Put entries into what is remembered of the job, durably."""
         ...
 
     def forget_job(self, job_id: int) -> None:
@@ -58,7 +63,11 @@ class JobViews:
 
     def view(self, facts: JobFacts) -> JobView:
         """The view of a record; a record that cannot be read has a ``problem``, never an error."""
-        key = (facts.comment, facts.admin_comment, facts.name, facts.time_limit_s)
+        key = (
+            *(facts.comment, facts.admin_comment, facts.name, facts.time_limit_s),
+            # The last member of an array takes the record over that stood for the waiting ones.
+            facts.array_task_id,
+        )
         known = self._views.get(facts.job_id)
         if known is not None and known[0] == key:
             return known[1]
@@ -74,6 +83,8 @@ class JobViews:
         submitted_s = memory.get("submitted_s")
         if isinstance(submitted_s, float):
             facts = replace(facts, submit_s=submitted_s)
+        whole_s = RunTime.from_memory(memory).whole_s(facts.time_limit_s)
+        facts = replace(facts, time_limit_s=whole_s)
         try:
             request = read_mark(facts.admin_comment)
             if request is None:
@@ -99,6 +110,17 @@ class JobViews:
             memory = {"submitted_s": facts.submit_s, "shape": shape}
             self._memory.remember_request(facts.job_id, memory)
         return memory
+
+    def limit_next_run(self, facts: JobFacts, ran_s: float) -> float | None:
+        """The limit to set for the job's next run, after ``ran_s`` seconds of earlier ones.
+
+        None when the record needs no change. It is remembered before it is set.
+        """
+        memory = self._remembered(facts)
+        run_time, limit_s = RunTime.from_memory(memory).restart(facts.time_limit_s, ran_s)
+        if run_time is not None:
+            self._memory.update_request(facts.job_id, {"run_time": run_time.to_memory()})
+        return limit_s
 
     def forget_all_but(self, known: Collection[int]) -> None:
         """Drop the views of jobs that are not in ``known``."""

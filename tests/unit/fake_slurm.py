@@ -6,10 +6,10 @@ took effect.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from slurm_synergy.errors import SlurmCommandError
+from slurm_synergy.errors import ClusterError, SlurmCommandError
 from slurm_synergy.slurm.facts import (
     ConfigFacts,
     GpuForm,
@@ -27,6 +27,7 @@ from slurm_synergy.slurm.facts import (
 __all__ = ["Crash", "FakeSlurm"]
 
 MARK = "synergy:v=1,wrapper={wrapper},gpn={gpn},type={type},nodes={nodes},tpn={tpn},cpt=0,mem={mem}"
+YEAR_S = 365 * 86_400.0
 
 
 class Crash(BaseException):
@@ -45,6 +46,7 @@ class FakeSlurm:
         self.break_at: dict[int, BaseException] = {}
         self.after = False
         self.foreign: dict[str, int] = {}
+        self.now_s: Callable[[], float] = lambda: 1000.0
 
     # What the test does
 
@@ -197,7 +199,17 @@ class FakeSlurm:
         return tuple(self.reservations.values())
 
     def read_config(self) -> ConfigFacts:
-        raise AssertionError("not asked for")
+        return ConfigFacts(
+            version=(22, 5, 8),
+            cluster_name="fake",
+            select_type="select/cons_tres",
+            select_parameters=("CR_CORE_MEMORY",),
+            task_plugins=("task/affinity",),
+            proctrack="proctrack/cgroup",
+            kill_wait_s=30.0,
+            slurm_user="slurm",
+            job_requeue=True,
+        )
 
     def ping(self) -> PingFacts:
         return PingFacts(up=("here",), down=())
@@ -234,6 +246,44 @@ class FakeSlurm:
         self._call("set_start_now")
         self._done()
 
+    def set_time_limit(self, job_id: int, limit_s: float) -> None:
+        self._call("set_time_limit")
+        self.jobs[job_id] = replace(self.read_job(job_id), time_limit_s=limit_s)
+        self._done()
+
+    def split(self, job_id: int, tasks: Sequence[int]) -> None:
+        self._call("split")
+        whole = self.jobs[job_id]
+        left = [int(task) for task in (whole.array_task_id or "").split(",")]
+        for task in tasks[: len(left) - 1]:
+            left.remove(task)
+            new_id = max(self.jobs) + 1
+            self.jobs[new_id] = replace(whole, job_id=new_id, array_task_id=str(task))
+        words = ",".join(str(task) for task in left)
+        self.jobs[job_id] = replace(whole, array_task_id=words)
+        self._done()
+
+    def hold_all(self, job_ids: Iterable[int]) -> dict[int, ClusterError]:
+        return self._each(job_ids, self.hold)
+
+    def prepare_starts(self, shapes: Mapping[int, JobShape]) -> dict[int, JobFacts | ClusterError]:
+        def prepare(job_id: int) -> None:
+            self.reshape(job_id, shapes[job_id])
+            self.set_start_now(job_id)
+
+        errors = self._each(shapes, prepare)
+        return {job_id: errors.get(job_id, self.jobs[job_id]) for job_id in shapes}
+
+    @staticmethod
+    def _each(job_ids: Iterable[int], do: Callable[[int], None]) -> dict[int, ClusterError]:
+        errors = {}
+        for job_id in job_ids:
+            try:
+                do(job_id)
+            except ClusterError as err:
+                errors[job_id] = err
+        return errors
+
     def requeue_hold(self, job_id: int) -> None:
         self._call("requeue_hold")
         self.jobs[job_id] = replace(
@@ -254,10 +304,39 @@ class FakeSlurm:
     def set_admin_comment(self, job_id: int, comment: str) -> None:
         self.change(job_id, admin_comment=comment)
 
-    def create_reservation(self, name: str, nodes: Sequence[str], users: Sequence[str]) -> None:
+    def give_back(self, job_id: int, fields: Sequence[str]) -> None:
+        self._call("give_back")
+        job = self.read_job(job_id)
+        if "ReservationName=" in fields:
+            job = replace(job, reservation=None)
+        if "ReqNodeList=" in fields:
+            job = replace(job, req_nodes=())
+        self.jobs[job_id] = replace(job, held=Hold.NONE, priority=1)
+        self._done()
+
+    def create_reservation(
+        self,
+        name: str,
+        nodes: Sequence[str],
+        users: Sequence[str],
+        window_s: float | None = None,
+    ) -> None:
         self._call("create_reservation")
         self.reservations[name] = ReservationFacts(
-            name=name, nodes=tuple(nodes), users=tuple(users), state="ACTIVE"
+            name=name,
+            nodes=tuple(nodes),
+            users=tuple(users),
+            state="ACTIVE",
+            flags=frozenset({"IGNORE_JOBS", "FLEX", "SPEC_NODES"}),
+            start_s=self.now_s(),
+            end_s=self.now_s() + (window_s or YEAR_S),
+        )
+        self._done()
+
+    def renew_reservation(self, name: str, window_s: float | None = None) -> None:
+        self._call("renew_reservation")
+        self.reservations[name] = replace(
+            self.reservations[name], end_s=self.now_s() + (window_s or YEAR_S)
         )
         self._done()
 

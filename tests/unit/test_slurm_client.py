@@ -111,7 +111,7 @@ def test_a_job_requeued_in_this_second_is_not_started_in_it(
     def answer(argv: Sequence[str]) -> Answer:
         if argv[0] == "squeue":
             return 0, queue_row(argv, 21), ""
-        return 0, record if "show" in argv else "", ""
+        return 0, f"{record}\n" if "show" in argv else "", ""
 
     submitted = parse_time_s(record.partition("SubmitTime=")[2].split()[0], "SubmitTime")
     assert submitted is not None
@@ -190,7 +190,7 @@ def test_commands_run_with_plain_texts_utc_and_no_slurm_variables_of_the_caller(
     commands = SlurmCommands(slurm_conf="/x/slurm.conf", environment=environment)
     shown = commands.run(("env",), timeout_s=10).check().stdout.split()
     assert set(shown) >= {"LC_ALL=C", "TZ=UTC", "SLURM_CONF=/x/slurm.conf"}
-    assert not [item for item in shown if item.startswith(("SQUEUE", "SLURM_TIME"))]
+    assert not [item for item in shown if item.startswith(("SQUEUE_FORMAT", "SLURM_TIME"))]
 
 
 def test_a_command_that_hangs_is_ended_and_reported() -> None:

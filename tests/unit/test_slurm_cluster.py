@@ -2,109 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
-import secrets
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_slurm import Crash, FakeSlurm
-from manual_clock import ManualClock
+from slurm_world import MakeWorld, World, make_world, world
 
-from slurm_synergy.cluster import ObservedJob, Start
-from slurm_synergy.config import Settings
-from slurm_synergy.controller.leases import LeaseBook
-from slurm_synergy.controller.ledger import Ledger
+from slurm_synergy.cluster import Start
 from slurm_synergy.core.catalogue import CATALOGUE
 from slurm_synergy.core.model import Elasticity, Enforcement, JobPhase, Reason, ReasonCode
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.errors import ClusterError, ConfigError, SlurmCommandError
 from slurm_synergy.mechanisms import MECHANISMS
 from slurm_synergy.policies import POLICIES
-from slurm_synergy.round import RoundResult, run_round
-from slurm_synergy.slurm.cluster import SlurmCluster
+from slurm_synergy.round import run_round
 from slurm_synergy.slurm.dry_run import DryRun
 from slurm_synergy.slurm.facts import GpuForm, Hold, JobState, ReservationFacts
 
-
-class World:
-    """A controller's parts over a Slurm in memory; ``boot`` replaces a dead controller."""
-
-    def __init__(self, state_dir: Path, slurm: FakeSlurm | None = None, **settings: Any) -> None:
-        self.slurm = slurm or FakeSlurm()
-        self.clock = ManualClock(1000.0)
-        self.settings = Settings.model_validate(
-            {"scheduling": {"start_deadline_s": 10.0, "retry_backoff_s": 5.0}} | settings
-        )
-        self.state_dir = state_dir
-        self.ledger: Ledger | None = None
-
-    def boot(self) -> None:
-        """A controller starts on what its predecessor left."""
-        self.close()
-        self.ledger = Ledger(self.state_dir, clock=self.clock, catalogue=CATALOGUE.get)
-        self.book = LeaseBook(
-            self.ledger, self.clock, lease_s=60.0, node_of=lambda name: self.cluster.node(name)
-        )
-        self.cluster = SlurmCluster(
-            self.slurm, self.settings, self.book, self.ledger, self.ledger, self.clock
-        )
-        self.cluster.prepare()
-
-    def round(self, policy: str = "fifo") -> RoundResult:
-        assert self.ledger is not None
-        self.cluster.tick()
-        return run_round(
-            self.cluster,
-            self.ledger,
-            self.clock,
-            POLICIES[policy],
-            MECHANISMS["proportional"],
-            300.0,
-        )
-
-    def step(self) -> None:
-        """A round, and what Slurm makes of it by the next reading."""
-        self.round()
-        self.slurm.schedule()
-        self.clock.advance(1.0)
-        self.slurm.settle()
-        self.cluster.tick()
-
-    def seen(self, job_id: int) -> ObservedJob:
-        jobs = {one.job.job_id: one for one in self.cluster.look().jobs}
-        return jobs[job_id]
-
-    def close(self) -> None:
-        if self.ledger is not None:
-            self.ledger.close()
-
-
-MakeWorld = Callable[..., World]
-
-
-@pytest.fixture
-def make_world(tmp_path: Path) -> Iterator[MakeWorld]:
-    """Worlds with state directories of their own; the arguments are those of ``World``."""
-    with contextlib.ExitStack() as stack:
-
-        def make(slurm: FakeSlurm | None = None, **settings: Any) -> World:
-            place = tmp_path / secrets.token_hex(4)
-            one = World(place, slurm, **settings)
-            stack.callback(one.close)
-            one.boot()
-            return one
-
-        yield make
-
-
-@pytest.fixture
-def world(make_world: MakeWorld) -> World:
-    return make_world()
+__all__ = ["make_world", "world"]  # fixtures
 
 
 def test_a_marked_job_is_seen_as_its_owner_asked_for_it(world: World) -> None:
@@ -164,7 +82,7 @@ def test_a_requeue_does_not_change_a_jobs_place_in_the_queue(world: World) -> No
         ({"comment": "synergy:min_gpus=4,max_gpus=2"}, "contradict"),
         ({"admin_comment": "", "gpu_form": GpuForm.PER_JOB}, "can be planned"),
         ({"admin_comment": "", "gpus_asked": {"v100": 1, "a100": 1}}, "can be planned"),
-        ({"array_job_id": 1}, "arrays"),
+        ({"array_job_id": 1, "array_task_id": "1-3"}, "members 1-3 of the array wait"),
         ({"het_job_id": 1}, "heterogeneous"),
         ({"dependency": "afterok:7"}, "afterok:7"),
         ({"eligible_s": 5000.0}, "begins"),
@@ -197,7 +115,14 @@ def test_nodes_that_are_not_ours_now_have_no_capacity(make_world: MakeWorld) -> 
     world = make_world(slurm)
     capacity = {node.name: node.capacity.gpus for node in world.cluster.look().nodes}
     assert capacity == {"v100-1": 0, "v100-2": 0, "v100-3": 0, "v100-4": 0, "v100-5": 8}
+    # A node on which others run is not taken before they have ended.
+    assert slurm.reservations["synergy"].nodes == ("v100-1", "v100-2", "v100-5")
+    del slurm.foreign["v100-3"]
+    world.cluster.tick()
     assert slurm.reservations["synergy"].nodes == ("v100-1", "v100-2", "v100-3", "v100-5")
+    slurm.foreign["v100-3"] = 1  # an operator's, forced into it
+    world.cluster.tick()
+    assert "v100-3" in slurm.reservations["synergy"].nodes
 
 
 def test_our_own_jobs_do_not_make_a_node_foreign(world: World) -> None:
@@ -251,13 +176,22 @@ def test_shared_asks_for_all_cores_and_requeue_for_the_planned_ones(make_world: 
         assert len(next(iter(lease.cores.values()))) == 12
 
 
-def test_a_partition_without_force_is_requeue_by_itself_and_refused_for_shared(
-    make_world: MakeWorld,
-) -> None:
+def test_a_partition_without_force_is_refused_for_shared(make_world: MakeWorld) -> None:
     slurm = FakeSlurm(oversubscribe=("NO", 1))
-    assert make_world(slurm).cluster.enforcement is Enforcement.REQUEUE
+    assert make_world(slurm).cluster.enforcement is Enforcement.BORROW
     with pytest.raises(ConfigError, match="OverSubscribe=FORCE"):
         make_world(slurm, enforcement="shared")
+
+
+def test_who_borrows_asks_slurm_for_his_proportional_share_and_no_more(
+    make_world: MakeWorld,
+) -> None:
+    one = make_world(FakeSlurm(nodes=1, oversubscribe=("NO", 1)))
+    jobs = [one.slurm.submit(gpus=2) for _ in range(4)]
+    one.round()
+    assert {one.slurm.jobs[job_id].min_cpus_node for job_id in jobs} == {6}
+    # What is about to start has its cores set aside by Slurm, and no more than that.
+    assert one.cluster.look().free["v100-1"].cpus == 0
 
 
 def test_tasks_get_equal_whole_cores(world: World) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_synergy.errors import SlurmParseError
-from slurm_synergy.slurm import parse
+from slurm_synergy.slurm import parse, parse_jobs
 from slurm_synergy.slurm.commands import classify
 from slurm_synergy.slurm.facts import GpuForm, Hold, JobFacts, JobState, NodeAllocation
 
@@ -28,7 +28,7 @@ def read(version: str, name: str) -> str:
 
 
 def squeue_text(rows: list[dict[str, object]]) -> str:
-    fields = [item.removesuffix(f":{MARK}") for item in parse.identity_format(MARK).split(",")]
+    fields = [item.removesuffix(f":{MARK}") for item in parse_jobs.identity_format(MARK).split(",")]
     return "".join("".join(f"{row[f] or '(null)'}{MARK}" for f in fields) + "\n" for row in rows)
 
 
@@ -40,8 +40,8 @@ def rows_of(version: str) -> list[dict[str, object]]:
 
 
 def jobs_of(version: str) -> dict[int, JobFacts]:
-    identities = parse.parse_identities(squeue_text(rows_of(version)), MARK)
-    records = parse.parse_jobs(read(version, "scontrol_d_show_job_o"), identities)
+    identities = parse_jobs.parse_identities(squeue_text(rows_of(version)), MARK)
+    records = parse_jobs.parse_jobs(read(version, "scontrol_d_show_job_o"), identities)
     assert records.unresolved == ()
     return {job.job_id: job for job in records.jobs}
 
@@ -128,6 +128,8 @@ def test_holds_states_and_limits_are_told_apart(version: str) -> None:
     assert jobs[29].dependency is not None and "afterok:7" in jobs[29].dependency
     assert (jobs[14].het_job_id, jobs[15].het_job_id, jobs[15].het_offset) == (14, 14, 1)
     assert jobs[44].array_pending and jobs[44].array_job_id == 44
+    assert (jobs[44].array_limit, jobs[44].address, jobs[16].array_limit) == (2, "44", None)
+    assert sum(job.deadline_s is not None for job in jobs.values()) == 1
     assert jobs[44].array_task_id is not None and jobs[44].array_task_id.startswith("3-5")
     assert jobs[6].state is JobState.SPECIAL_EXIT and jobs[6].exit_code == (85, 0)
     if version != "24.11.5":  # that capture of JSON has no finished jobs
@@ -153,56 +155,56 @@ def test_user_text_that_looks_like_fields_changes_nothing(version: str) -> None:
 
 def test_a_copied_record_makes_its_job_unresolved_and_alone_the_first_counts() -> None:
     text = read("22.05.8", "scontrol_d_show_job_o")
-    identities = parse.parse_identities(squeue_text(rows_of("22.05.8")), MARK)
+    identities = parse_jobs.parse_identities(squeue_text(rows_of("22.05.8")), MARK)
     true = next(line for line in text.splitlines() if line.startswith("JobId=7 "))
     forged = true.replace("JobState=RUNNING", "JobState=FAILED")
     both = text.replace("Comment=first line\n", f"Comment=first line\n{forged}\n")
-    records = parse.parse_jobs(both, identities)
+    records = parse_jobs.parse_jobs(both, identities)
     assert records.unresolved == (7,)
     assert len(records.jobs) == len(identities) - 1
-    alone = parse.parse_jobs(f"{true}\n{forged}\n", identities, (7,), first_only=7)
+    alone = parse_jobs.parse_jobs(f"{true}\n{forged}\n", identities, (7,), first_only=7)
     assert alone.jobs[0].state is JobState.RUNNING
 
 
 def test_a_forged_record_of_another_owner_or_name_is_not_taken() -> None:
     text = read("22.05.8", "scontrol_d_show_job_o")
-    identities = parse.parse_identities(squeue_text(rows_of("22.05.8")), MARK)
+    identities = parse_jobs.parse_identities(squeue_text(rows_of("22.05.8")), MARK)
     line = next(line for line in text.splitlines() if line.startswith("JobId=7 "))
     for forged in (line.replace("alice(2001)", "bob(2002)"), line.replace("resnet50", "resnet51")):
-        records = parse.parse_jobs(forged, identities, (7,))
+        records = parse_jobs.parse_jobs(f"{forged}\n", identities, (7,))
         assert (records.jobs, records.unresolved) == ((), (7,))
 
 
 def test_a_job_that_is_missing_is_unresolved_and_never_dropped() -> None:
-    identities = parse.parse_identities(squeue_text(rows_of("22.05.8")), MARK)
-    records = parse.parse_jobs("No jobs in the system\n", identities, (7, 8))
+    identities = parse_jobs.parse_identities(squeue_text(rows_of("22.05.8")), MARK)
+    records = parse_jobs.parse_jobs("No jobs in the system\n", identities, (7, 8))
     assert (records.jobs, records.unresolved) == ((), (7, 8))
 
 
-@pytest.mark.parametrize("text", ["", "\n", "slurm_load_jobs error", "JobIdx"])
+@pytest.mark.parametrize("text", ["", "\n", "slurm_load_jobs error\n", "JobIdx\n", "JobId=7 J"])
 def test_an_answer_that_is_neither_records_nor_no_jobs_is_an_error(text: str) -> None:
     with pytest.raises(SlurmParseError):
-        parse.parse_jobs(text, {})
+        parse_jobs.parse_jobs(text, {})
 
 
 def test_a_record_without_a_key_that_all_releases_have_is_an_error_naming_both() -> None:
     text = read("25.11.2", "scontrol_d_show_job_o").replace(" Restarts=", " Restart=")
-    identities = parse.parse_identities(squeue_text(rows_of("25.11.2")), MARK)
+    identities = parse_jobs.parse_identities(squeue_text(rows_of("25.11.2")), MARK)
     with pytest.raises(SlurmParseError, match=r"job 7: no Restarts="):
-        parse.parse_jobs(text, identities, (7,))
+        parse_jobs.parse_jobs(text, identities, (7,))
 
 
 def test_cut_squeue_output_is_an_error() -> None:
     text = squeue_text(rows_of("22.05.8"))
     with pytest.raises(SlurmParseError, match="squeue"):
-        parse.parse_identities(text[: len(text) // 2], MARK)
-    assert parse.parse_identities("\n", MARK) == {}
+        parse_jobs.parse_identities(text[: len(text) // 2], MARK)
+    assert parse_jobs.parse_identities("\n", MARK) == {}
 
 
 @pytest.mark.parametrize("mark", ["", "abc", "1234567890", "ab,cdefgh", "a b c d e f g"])
 def test_a_mark_that_squeue_would_misread_is_refused(mark: str) -> None:
     with pytest.raises(ValueError, match="mark"):
-        parse.identity_format(mark)
+        parse_jobs.identity_format(mark)
 
 
 @every_version
@@ -227,6 +229,18 @@ def test_nodes_are_read_with_gpus_states_and_reasons(version: str) -> None:
     assert nodes["v100-3"].reserved and nodes["v100-3"].usable
 
 
+def test_a_node_that_has_not_reported_to_a_new_slurmctld_is_not_usable() -> None:
+    record = (
+        "NodeName=n-1 CoresPerSocket=8 CPUAlloc=8 CPUTot=8 CPULoad=N/A Gres=gpu:v100:4 "
+        "GresUsed=gpu:v100:0 RealMemory=64000 AllocMem=0 Sockets=1 State=MIXED ThreadsPerCore=1 "
+        "Partitions=synergy BootTime=None SlurmdStartTime={start}\n"
+    )
+    (before,) = parse.parse_nodes(record.format(start="None"))
+    (after,) = parse.parse_nodes(record.format(start="2026-11-29T22:35:34"))
+    assert (before.registered, before.usable) == (False, False)
+    assert (after.registered, after.usable) == (True, True)
+
+
 @every_version
 def test_nodes_in_trouble_are_not_usable(version: str) -> None:
     text = read(version, "nodes2_scontrol_show_node_o")
@@ -240,7 +254,7 @@ def test_nodes_in_trouble_are_not_usable(version: str) -> None:
 
 def test_an_old_style_node_state_with_marks_is_understood() -> None:
     line = read("22.05.8", "scontrol_d_show_node_o").splitlines()[0]
-    (node,) = parse.parse_nodes(line.replace("State=MIXED", "State=DOWN*+DRAIN"))
+    (node,) = parse.parse_nodes(line.replace("State=MIXED", "State=DOWN*+DRAIN") + "\n")
     assert (node.state, node.responding, node.drained) == ("DOWN", False, True)
 
 
