@@ -3,6 +3,8 @@
 Jobs for the managed partition are checked, marked requeueable and held: only an operator or the
 controller lets them start. Their owner may cancel and rename them, shorten their time limit and
 change their hints, but not hold, release or reshape them. All other jobs pass untouched.
+Whatever the form in which GPUs are asked for, the request is rewritten to GPUs per node.
+With the setting mode = "observe" or "advise" managed jobs pass too; they only get a mark.
 
 Slurm accepts a job unchanged when this script raises an error. Therefore a managed job is held
 before it is looked at, and any error on its way means refusal.
@@ -14,6 +16,9 @@ and calls the two global functions below from its own.
 
 local DEFAULTS = {
   partition = "synergy",
+  mode = "act",
+  interactive = "refuse",
+  heterogeneous = "refuse",
   operators = { 0 },
   endpoint = nil,
   shapes = {},
@@ -40,9 +45,17 @@ local function check_site(site)
   assert(type(site) == "table", "it must return a table")
   for key, value in pairs(site) do
     local kind = ({ partition = "string", operators = "table", endpoint = "string",
-      shapes = "table" })[key]
+      shapes = "table", mode = "string", interactive = "string",
+      heterogeneous = "string" })[key]
     assert(kind, "unknown setting " .. tostring(key))
     assert(type(value) == kind, key .. " must be a " .. kind)
+  end
+  local mode = site.mode or DEFAULTS.mode
+  assert(mode == "observe" or mode == "advise" or mode == "act",
+    "mode must be observe, advise or act")
+  for _, key in ipairs({ "interactive", "heterogeneous" }) do
+    local way = site[key] or DEFAULTS[key]
+    assert(way == "refuse" or way == "pass", key .. " must be refuse or pass")
   end
   for _, uid in pairs(site.operators or {}) do
     assert(type(uid) == "number", "operators must be a list of numeric user ids")
@@ -80,6 +93,8 @@ local function load_site()
   -- Even from a broken file take the partition's name: its jobs must not slip through.
   site.partition = string.match("\n" .. text, "\n%s*partition%s*=%s*[\"']([^\"'\n]+)[\"']")
     or site.partition
+  -- And its mode: where nothing is acted on, nothing is refused either.
+  site.mode = string.match("\n" .. text, "\n%s*mode%s*=%s*[\"']([^\"'\n]+)[\"']") or site.mode
   return site, path .. ": " .. tostring(given)
 end
 
@@ -308,56 +323,78 @@ local function most_nodes_of_a_type(shapes)
   return most
 end
 
--- "gres:gpu:v100:2" (22.05) or "gres/gpu:v100:2" (newer): GPUs per node and their type or nil.
+-- One item of a list such as "gres:gpu:v100:2" (22.05), "gres/gpu:v100:2" or "gres/gpu=2" (newer):
+-- how many, and the type or nil.
+local function parse_item(item)
+  local plain = string.gsub(item, "^gres[:/]", "")
+  local rest = string.match(plain, "^gpu$") and "" or string.match(plain, "^gpu[:=](.+)$")
+  if not rest then
+    refuse("only GPUs can be asked for in partition %s, not \"%s\"; use %s",
+      SITE.partition, plain, GPU_EXAMPLE)
+  end
+  local name, count = string.match(rest, "^([^:=]+)[:=](%d+)$")
+  if not name then
+    count = string.match(rest, "^%d+$")
+    name = not count and rest ~= "" and rest or nil
+  end
+  if name and not string.match(name, "^[%a_][%w_.-]*$") then
+    refuse("\"%s\" is not a GPU request; use %s", plain, GPU_EXAMPLE)
+  end
+  local number = whole(count or "1")
+  if not number then refuse("\"%s\" asks for too many GPUs; use %s", plain, GPU_EXAMPLE) end
+  return number, name
+end
+
+-- How many GPUs a field asks for, and their type or nil; nil when it asks for none.
 local function parse_gres(text)
   local gpus, gpu_type
   for item in string.gmatch(text or "", "[^,]+") do
-    local plain = string.gsub(item, "^gres[:/]", "")
-    local rest = string.match(plain, "^gpu$") and "" or string.match(plain, "^gpu[:=](.+)$")
-    if not rest then
-      refuse("only GPUs can be asked for in partition %s, not \"%s\"; use %s",
-        SITE.partition, plain, GPU_EXAMPLE)
+    -- Newer releases keep -c in the request per task as well ("cpu=2").
+    if not string.match(item, "^cpu[:=]") then
+      local number, name = parse_item(item)
+      if gpus then
+        refuse("several GPU types in one request; name one, or none and give the hint "
+          .. "gpu_types=v100+a100; use %s", GPU_EXAMPLE)
+      end
+      gpus, gpu_type = number, name
     end
-    if gpus then
-      refuse("several GPU types in one request; name one, or none and give the hint "
-        .. "gpu_types=v100+a100; use %s", GPU_EXAMPLE)
-    end
-    local name, count = string.match(rest, "^([^:=]+)[:=](%d+)$")
-    if not name then
-      count = string.match(rest, "^%d+$")
-      name = not count and rest ~= "" and rest or nil
-    end
-    if name and not string.match(name, "^[%a_][%w_.-]*$") then
-      refuse("\"%s\" is not a GPU request; use %s", plain, GPU_EXAMPLE)
-    end
-    gpus, gpu_type = whole(count or "1"), name
-    if not gpus then refuse("\"%s\" asks for too many GPUs; use %s", plain, GPU_EXAMPLE) end
   end
-  if not gpus or gpus == 0 then
-    refuse("jobs in partition %s must ask for GPUs; use %s", SITE.partition, GPU_EXAMPLE)
-  end
+  if gpus == 0 then gpus = nil end
   return gpus, gpu_type
 end
 
-local OTHER_GPU_FORMS = {
-  { field = "tres_per_job", option = "--gpus", instead = "--gres=gpu:N with -N K" },
-  { field = "tres_per_socket", option = "--gpus-per-socket", instead = "--gres=gpu:N" },
-  { field = "cpus_per_tres", option = "--cpus-per-gpu",
-    instead = "-c; the controller gives each job the CPUs that it can use" },
-  { field = "mem_per_tres", option = "--mem-per-gpu",
-    instead = "--mem, or the hint min_mem=20G for what the process needs at least" },
+-- What GPUs are counted per, in each of the fields that ask for them.
+local COUNTED = {
+  { per = "node", field = "tres_per_node" },
+  { per = "job", field = "tres_per_job" },
+  { per = "task", field = "tres_per_task" },
 }
 
-local function refuse_other_gpu_forms(job)
-  for _, form in ipairs(OTHER_GPU_FORMS) do
-    if job[form.field] ~= nil and job[form.field] ~= "" then
-      refuse("%s cannot be used in partition %s; use %s", form.option, SITE.partition, form.instead)
+-- The numbers asked for per node, per job and per task, and the one type that they name or nil.
+local function asked_gpus(job)
+  local asked, gpu_type = {}, nil
+  for _, form in ipairs(COUNTED) do
+    local count, name = parse_gres(job[form.field])
+    if name and gpu_type and name ~= gpu_type then
+      refuse("the request names the GPU types %s and %s; name one; use %s", gpu_type, name,
+        GPU_EXAMPLE)
     end
+    asked[form.per], gpu_type = count, name or gpu_type
   end
-  -- Newer releases keep -c here as well ("cpu=2"); only GPUs are in the way.
-  if string.find(job.tres_per_task or "", "gpu", 1, true) then
-    refuse("--gpus-per-task cannot be used in partition %s; use --gres=gpu:N with "
-      .. "--ntasks-per-node=N for one task per GPU", SITE.partition)
+  if not (asked.node or asked.job or asked.task) then
+    refuse("jobs in partition %s must ask for GPUs; use %s", SITE.partition, GPU_EXAMPLE)
+  end
+  return asked, gpu_type
+end
+
+-- Forms that depend on what Slurm only knows once it has chosen nodes.
+local function refuse_other_gpu_forms(job)
+  local per_socket, gpu_type = parse_gres(job.tres_per_socket)
+  if per_socket then
+    local sockets = given(job.sockets_per_node)
+    refuse("--gpus-per-socket cannot be used in partition %s; use --gres=gpu:%s%s (GPUs per node)",
+      SITE.partition, gpu_type and gpu_type .. ":" or "",
+      sockets and string.format("%d", per_socket * sockets) or "N")
   end
   if given(job.ntasks_per_gpu) or given(job.ntasks_per_tres) then
     refuse("--ntasks-per-gpu cannot be used in partition %s; use --ntasks-per-node=N for one task "
@@ -365,8 +402,9 @@ local function refuse_other_gpu_forms(job)
   end
 end
 
-local function check_types(gpu_type, hints)
+local function check_types(request, hints)
   local seen, list = known_types()
+  local gpu_type = request.gpu_type
   if gpu_type and not seen[gpu_type] then
     refuse("there are no GPUs of type %s; known types: %s", gpu_type, list)
   end
@@ -378,16 +416,25 @@ local function check_types(gpu_type, hints)
   if gpu_type and hints.gpu_types and not hints.gpu_types[gpu_type] then
     refuse("the request names GPU type %s, the hint gpu_types does not; make them agree", gpu_type)
   end
+  if request.types and gpu_type and not request.types[gpu_type] then
+    refuse("the request names GPU type %s, --constraint does not; make them agree", gpu_type)
+  end
+  for name in pairs(request.types and hints.gpu_types or {}) do
+    if not request.types[name] then
+      refuse("the hint gpu_types names %s, --constraint does not; make them agree", name)
+    end
+  end
 end
 
 -- Refuses what no kind of node can ever satisfy; the job would wait for it forever.
 local function check_supply(request, hints)
   if #SITE.shapes == 0 then return end
-  check_types(request.gpu_type, hints)
+  check_types(request, hints)
   local fit, most = {}, 0
+  local allowed = request.types or hints.gpu_types
   for _, shape in ipairs(SITE.shapes) do
     if request.gpu_type == shape.type
-      or (not request.gpu_type and (not hints.gpu_types or hints.gpu_types[shape.type])) then
+      or (not request.gpu_type and (not allowed or allowed[shape.type])) then
       fit[#fit + 1] = shape
     end
   end
@@ -420,13 +467,16 @@ end
 
 -- shape ---------------------------------------------------------------------------------------
 
-local function count_nodes(job)
+local function count_nodes(job, asked)
   local least, most = given(job.min_nodes), given(job.max_nodes)
   if most == 0 then most = nil end
   local tasks, per_node = given(job.num_tasks), given(job.ntasks_per_node)
   if per_node == 0 then per_node = nil end
   if not least or least == 0 then
     if tasks and per_node then return math.ceil(tasks / per_node) end
+    if asked.job and asked.node and asked.job % asked.node == 0 then
+      return math.floor(asked.job / asked.node)
+    end
     return 1
   end
   if most and most ~= least then
@@ -441,6 +491,49 @@ local function task_forms(gpus)
   if gpus == 1 then return "--ntasks-per-node=1" end
   return string.format("one task per node (--ntasks-per-node=1) or one per GPU "
     .. "(--ntasks-per-node=%d)", gpus)
+end
+
+-- Tasks on each node as asked for, nil when no number of them is given.
+local function plain_tasks_per_node(job, nodes)
+  local tasks, per_node = given(job.num_tasks), given(job.ntasks_per_node)
+  if per_node and per_node > 0 then return per_node end
+  if tasks and tasks % nodes == 0 then return math.floor(tasks / nodes) end
+  return nil
+end
+
+local function check_same(gpus, other, nodes)
+  if gpus and gpus ~= other then
+    refuse("the request asks for %d and for %s on each of %s; ask in one form: %s", gpus,
+      some(other, "GPU"), some(nodes, "node"), GPU_EXAMPLE)
+  end
+  return other
+end
+
+-- GPUs on each node, from whatever form they are asked for in.
+local function gpus_per_node(job, nodes, asked)
+  local gpus = asked.node
+  local tasks = plain_tasks_per_node(job, nodes)
+  if asked.node and asked.task then
+    -- sbatch's own arithmetic contradicts itself here (22.05).
+    refuse("--gpus-per-task together with --gres or --gpus-per-node cannot be used in partition "
+      .. "%s; use --gres=gpu:%d -N %d --ntasks-per-node=%d", SITE.partition, asked.node, nodes,
+      math.max(1, math.floor(asked.node / asked.task)))
+  end
+  if asked.job then
+    if asked.job % nodes ~= 0 then
+      refuse("%s (--gpus) cannot be spread evenly over %s; use --gres=gpu:N (GPUs per node) with "
+        .. "-N %d", some(asked.job, "GPU"), some(nodes, "node"), nodes)
+    end
+    gpus = check_same(gpus, math.floor(asked.job / nodes), nodes)
+  end
+  if asked.task then
+    if not tasks then
+      refuse("--gpus-per-task=%d needs the same number of tasks on each node; use --gres=gpu:N "
+        .. "(GPUs per node) with --ntasks-per-node=N", asked.task)
+    end
+    gpus = check_same(gpus, asked.task * tasks, nodes)
+  end
+  return gpus
 end
 
 -- Tasks per node; 0 when the user asked for no number of tasks.
@@ -459,48 +552,98 @@ local function tasks_per_node(job, nodes, gpus)
     refuse("%s in all (-n) and %d per node on %s contradict each other; leave -n out or make them "
       .. "agree", some(tasks, "task"), per_node, some(nodes, "node"))
   end
-  if per_node ~= 1 and per_node ~= gpus then
+  if gpus % per_node ~= 0 then
     refuse("%s per node with %s per node; use %s", some(per_node, "task"), some(gpus, "GPU"),
       task_forms(gpus))
   end
   return per_node
 end
 
+-- The types of GPUs that a constraint names ("v100", "v100|a100"), as a set and as a list; nil when
+-- it says anything else.
+local function types_of(features)
+  local seen = known_types()
+  local inner = string.match(features, "^%[(.*)%]$") or features
+  local types, names = {}, {}
+  for name in string.gmatch(inner .. "|", "([^|]*)|") do
+    if not seen[name] then return nil end
+    if not types[name] then names[#names + 1] = name end
+    types[name] = true
+  end
+  table.sort(names)
+  return types, names
+end
+
 local UNPLANNABLE = {
   { field = "reservation", option = "--reservation", why = "the controller sets its own" },
   { field = "req_nodes", option = "--nodelist", why = "the controller chooses the nodes" },
   { field = "exc_nodes", option = "--exclude", why = "the controller chooses the nodes" },
-  { field = "features", option = "--constraint",
-    why = "name a GPU type (--gres=gpu:TYPE:N) or give the hint gpu_types=v100+a100 instead" },
+}
+-- Options with numbers; 0 and Slurm's words for "not given" are none.
+local CORES = "the controller chooses the cores"
+local UNPLANNABLE_NUMBERS = {
+  { field = "sockets_per_node", option = "--sockets-per-node", why = CORES },
+  { field = "cores_per_socket", option = "--cores-per-socket", why = CORES },
+  { field = "threads_per_core", option = "--threads-per-core (or --hint)", why = CORES },
+  { field = "ntasks_per_socket", option = "--ntasks-per-socket", why = CORES },
+  { field = "ntasks_per_core", option = "--ntasks-per-core", why = CORES },
+  { field = "contiguous", option = "--contiguous", why = "the controller chooses the nodes" },
+  { field = "req_switch", option = "--switches", why = "the controller chooses the nodes" },
+  { field = "time_min", option = "--time-min", why = "give one limit with --time" },
 }
 
-local function check_kind(job)
-  if string.find(job.partition or "", ",", 1, true) then
-    refuse("several partitions are named (%s); name one: -p %s", job.partition, SITE.partition)
-  end
-  if job.script == nil then
-    refuse("interactive jobs (srun, salloc) cannot run in partition %s; use sbatch, or another "
-      .. "partition", SITE.partition)
-  end
-  if job.array_inx ~= nil then
-    refuse("job arrays cannot run in partition %s; submit the jobs one by one, for example in a "
-      .. "shell loop", SITE.partition)
-  end
-  if given(job.het_job_offset) then
-    refuse("heterogeneous jobs cannot run in partition %s; submit an ordinary job with "
-      .. "--gres=gpu:N and -N K", SITE.partition)
-  end
-  local shared = given(job.shared)
-  if shared and shared ~= 1 then
-    refuse("--exclusive cannot be used in partition %s, where jobs share nodes; ask for all GPUs "
-      .. "of a node instead", SITE.partition)
-  end
+local function check_options(job)
   for _, option in ipairs(UNPLANNABLE) do
     local value = job[option.field]
     if value ~= nil and value ~= "" then
       refuse("%s cannot be used in partition %s: %s", option.option, SITE.partition, option.why)
     end
   end
+  for _, option in ipairs(UNPLANNABLE_NUMBERS) do
+    local value = given(job[option.field])
+    if value and value ~= 0 then
+      refuse("%s cannot be used in partition %s: %s", option.option, SITE.partition, option.why)
+    end
+  end
+  -- sbatch sets this by itself for -c.
+  local least, tasks = given(job.pn_min_cpus), given(job.ntasks_per_node) or given(job.num_tasks)
+  if least and least > math.max(1, given(job.cpus_per_task) or 1) * math.max(1, tasks or 1) then
+    refuse("--mincpus cannot be used in partition %s: the controller gives each job the CPUs that "
+      .. "it can use; -c says how many a task needs", SITE.partition)
+  end
+  local features = job.features
+  if features ~= nil and features ~= "" and not types_of(features) then
+    refuse("--constraint=%s cannot be used in partition %s: only GPU types can be chosen (%s), "
+      .. "with --constraint, --gres=gpu:TYPE:N or the hint gpu_types=v100+a100", features,
+      SITE.partition, select(2, known_types()))
+  end
+end
+
+local function check_kind(job)
+  if string.find(job.partition or "", ",", 1, true) then
+    refuse("several partitions are named (%s); name one: -p %s", job.partition, SITE.partition)
+  end
+  if given(job.het_job_offset) then
+    refuse("heterogeneous jobs cannot run in partition %s; submit an ordinary job with "
+      .. "--gres=gpu:N and -N K", SITE.partition)
+  end
+  if job.script == nil then
+    refuse("interactive jobs (srun, salloc) cannot run in partition %s; use sbatch, or another "
+      .. "partition", SITE.partition)
+  end
+  local shared = given(job.shared)
+  if shared and shared ~= 1 then
+    refuse("--exclusive cannot be used in partition %s, where jobs share nodes; ask for all GPUs "
+      .. "of a node instead", SITE.partition)
+  end
+end
+
+-- Why the site leaves the job to Slurm, or nil.
+local function passes(job)
+  if given(job.het_job_offset) then
+    return SITE.heterogeneous == "pass" and "heterogeneous" or nil
+  end
+  return job.script == nil and SITE.interactive == "pass" and "interactive" or nil
 end
 
 -- The script calls the wrapper in some line that is not a comment.
@@ -519,36 +662,107 @@ local function calls_wrapper(script)
   return false
 end
 
--- What the user asks for on each node; 0 where he does not say.
-local function read_request(job)
-  local gpus, gpu_type = parse_gres(job.tres_per_node)
-  local nodes = count_nodes(job)
-  local per_node = tasks_per_node(job, nodes, gpus)
-  local per_task = given(job.cpus_per_task) or 0
-  local mem_mib = given_mib(job.min_mem_per_node)
+local function memory_per_node(job, gpus, cores)
+  local per_gpu_mib = parse_gres(job.mem_per_tres)
+  if per_gpu_mib then return per_gpu_mib * gpus end
   local per_cpu_mib = given_mib(job.min_mem_per_cpu)
-  if not mem_mib and per_cpu_mib then
-    mem_mib = per_cpu_mib * math.max(1, per_task) * math.max(1, per_node)
-  end
-  return { gpus = gpus, gpu_type = gpu_type, nodes = nodes, tasks = per_node,
-    cpus_per_task = per_task, cores = per_task * math.max(1, per_node), mem_mib = mem_mib or 0 }
+  return given_mib(job.min_mem_per_node) or (per_cpu_mib and per_cpu_mib * math.max(1, cores)) or 0
+end
+
+-- What the user asks for on each node; 0 where he does not say. Changes nothing.
+local function read_request(job)
+  local asked, gpu_type = asked_gpus(job)
+  local nodes = count_nodes(job, asked)
+  local gpus = gpus_per_node(job, nodes, asked)
+  local tasks = tasks_per_node(job, nodes, gpus)
+  local per_task, per_gpu = given(job.cpus_per_task) or 0, parse_gres(job.cpus_per_tres)
+  local cores = per_gpu and per_gpu * gpus or per_task * math.max(1, tasks)
+  if per_gpu then per_task = math.max(1, math.floor(cores / math.max(1, tasks))) end
+  local limit = given(job.time_limit) or 0
+  local types, names
+  if (job.features or "") ~= "" then types, names = types_of(job.features) end
+  return { gpus = gpus, gpu_type = gpu_type, types = types, type_names = names, nodes = nodes,
+    tasks = tasks, cpus_per_task = per_task, cores = cores,
+    mem_mib = memory_per_node(job, gpus, math.max(cores, tasks)),
+    limit_min = limit < NO_VAL and limit or 0 }
 end
 
 -- What Slurm forgets when the controller updates the job: the user's own request.
 local function mark(request, script)
-  return string.format("%s,wrapper=%s,gpn=%d,type=%s,nodes=%d,tpn=%d,cpt=%d,mem=%.0f", MARK,
-    calls_wrapper(script) and "yes" or "no", request.gpus, request.gpu_type or "any", request.nodes,
-    request.tasks, request.cpus_per_task, request.mem_mib)
+  local kind = request.gpu_type or "any"
+  if not request.gpu_type and request.types then kind = table.concat(request.type_names, "+") end
+  return string.format("%s,wrapper=%s,gpn=%d,type=%s,nodes=%d,tpn=%d,cpt=%d,mem=%.0f,limit=%d",
+    MARK, calls_wrapper(script) and "yes" or "no", request.gpus, kind, request.nodes, request.tasks,
+    request.cpus_per_task, request.mem_mib, request.limit_min)
+end
+
+local REWRITTEN = {
+  { field = "tres_per_job", option = "--gpus" },
+  { field = "tres_per_task", option = "--gpus-per-task" },
+  { field = "cpus_per_tres", option = "--cpus-per-gpu" },
+  { field = "mem_per_tres", option = "--mem-per-gpu" },
+}
+
+-- The request in the one form that can be changed later on every release: GPUs per node.
+local function rewrite(job, request)
+  local prefix
+  for _, form in ipairs(REWRITTEN) do
+    local text = job[form.field] or ""
+    if parse_gres(text) then
+      prefix = string.match(text, "gres[:/]") or "gres:"
+      local kept = {}
+      for item in string.gmatch(text, "[^,]+") do
+        if string.match(item, "^cpu[:=]") then kept[#kept + 1] = item end
+      end
+      job[form.field] = table.concat(kept, ",")
+      if parse_gres(job[form.field]) then
+        refuse("%s cannot be used in partition %s; use %s", form.option, SITE.partition,
+          GPU_EXAMPLE)
+      end
+    end
+  end
+  if not prefix then return end
+  job.tres_per_node = string.format("%sgpu:%s%d", prefix,
+    request.gpu_type and request.gpu_type .. ":" or "", request.gpus)
+  if request.tasks > 0 then job.num_tasks = request.tasks * request.nodes end
+  if request.mem_mib > 0 and not given_mib(job.min_mem_per_cpu) then
+    job.pn_min_memory = request.mem_mib
+  end
+end
+
+-- srun reads these from the environment that sbatch captured, and they would contradict what the
+-- controller gives; synergy-srun takes them away.
+local function check_plain_srun(job)
+  if calls_wrapper(job.script) then return end
+  local instead = {
+    cpus_per_tres = { "--cpus-per-gpu", "-c (CPUs per task), or leave it out" },
+    mem_per_tres = { "--mem-per-gpu", "--mem (memory per node)" },
+  }
+  for field, words in pairs(instead) do
+    if parse_gres(job[field]) then
+      refuse("%s needs a script that starts its steps with synergy-srun, plain srun would fail "
+        .. "with it; use %s", words[1], words[2])
+    end
+  end
 end
 
 -- For the launcher; what the user has set himself stays.
 local function add_environment(job, hints)
   local environment = job.environment
   if environment == nil then return end
-  local ours = { SYNERGY_ENDPOINT = SITE.endpoint, SYNERGY_CHECKPOINT_DIR = hints.ckpt_dir }
+  -- Members of an array must not share one directory: theirs are made below it.
+  local is_array = (job.array_inx or "") ~= ""
+  local place = is_array and "SYNERGY_CHECKPOINT_ROOT" or "SYNERGY_CHECKPOINT_DIR"
+  local ours = { SYNERGY_ENDPOINT = SITE.endpoint, [place] = hints.ckpt_dir }
   for name, value in pairs(ours) do
     if (environment[name] or "") == "" then environment[name] = value end
   end
+end
+
+-- What others wrote stays, but nobody else makes marks.
+local function leave_mark(job, facts)
+  local before = string.gsub(job.admin_comment or "", "%s*synergy:%l+=%S*", "")
+  job.admin_comment = before ~= "" and (before .. " " .. facts) or facts
 end
 
 local function admit(job)
@@ -566,16 +780,27 @@ local function admit(job)
   end
   check_kind(job)
   refuse_other_gpu_forms(job)
+  check_options(job)
+  check_plain_srun(job)
   local request = read_request(job)
   local hints = read_hints(job.comment)
   check_supply(request, hints)
   local facts = mark(request, job.script)
+  rewrite(job, request)
   job.min_nodes = request.nodes
   job.max_nodes = request.nodes
-  -- What others wrote stays, but nobody else makes marks.
-  local before = string.gsub(job.admin_comment or "", "%s*synergy:v=%S*", "")
-  job.admin_comment = before ~= "" and (before .. " " .. facts) or facts
+  leave_mark(job, facts)
   add_environment(job, hints)
+end
+
+-- For the modes that change nothing: the job runs as Slurm likes, and the mark tells the plans that
+-- are only thought of what it asked for and whether it would obey a lease.
+local function take_note(job)
+  if job.script ~= nil then leave_mark(job, mark(read_request(job), job.script)) end
+end
+
+local function only_looks_on()
+  return SITE.mode == "observe" or SITE.mode == "advise"
 end
 
 -- changes -------------------------------------------------------------------------------------
@@ -585,7 +810,7 @@ end
 local FIXED_TEXT = {
   "partition", "reservation", "qos", "account", "features", "cluster_features", "req_nodes",
   "exc_nodes", "tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task",
-  "cpus_per_tres", "mem_per_tres", "gres", "licenses", "burst_buffer", "array_inx",
+  "cpus_per_tres", "mem_per_tres", "gres", "licenses", "burst_buffer",
   "admin_comment",
 }
 local FIXED_NUMBERS = {
@@ -632,6 +857,11 @@ local function veto(job, record)
     refuse("the memory of a job in partition %s cannot be changed; cancel it and submit it anew",
       SITE.partition)
   end
+  -- ArrayTaskThrottle= arrives here as a bare number.
+  if job.array_inx ~= nil and not string.match(job.array_inx, "^%%?%d+$") then
+    refuse("the members of an array in partition %s cannot be changed; cancel it and submit it "
+      .. "anew", SITE.partition)
+  end
   local limit = job.time_limit
   if limit ~= nil and limit ~= NO_VAL and limit > (record.time_limit or 0) then
     refuse("the time limit of a job in partition %s can only be lowered", SITE.partition)
@@ -657,14 +887,20 @@ local function wants_managed(job, part_list)
 end
 
 local function is_managed_record(record)
+  local marks = record.admin_comment or ""
+  if string.find(marks, "synergy:pass=", 1, true) then return false end
   return (record.partition ~= nil and names_managed(record.partition))
     -- The mark stays on a job that somebody moved to another partition.
-    or string.find(record.admin_comment or "", "synergy:v=", 1, true) ~= nil
+    or string.find(marks, "synergy:v=", 1, true) ~= nil
 end
 
 function slurm_job_submit(job_desc, part_list, submit_uid)
   local known, managed = pcall(wants_managed, job_desc, part_list)
   if known and not managed then return slurm.SUCCESS end
+  if only_looks_on() then
+    pcall(take_note, job_desc)
+    return slurm.SUCCESS
+  end
   if not known then
     local readable, partition = pcall(function() return job_desc.partition end)
     local mentions = readable and type(partition) == "string"
@@ -672,6 +908,12 @@ function slurm_job_submit(job_desc, part_list, submit_uid)
     if not mentions then return slurm.SUCCESS end
     return tell(managed, "finding out whether a job is managed")
   end
+  local passed = pcall(function()
+    local kind = passes(job_desc)
+    if SITE_ERROR or not kind then error("not passed") end
+    leave_mark(job_desc, "synergy:pass=" .. kind)
+  end)
+  if passed then return slurm.SUCCESS end
   local admitted, problem = pcall(admit, job_desc)
   if admitted then return slurm.SUCCESS end
   return tell(problem, "admission")
@@ -681,7 +923,7 @@ end
 -- nobody: the job stays as it is.
 function slurm_job_modify(job_desc, job_rec, part_list, modify_uid)
   local allowed, problem = pcall(function()
-    if is_operator(modify_uid) then return end
+    if is_operator(modify_uid) or only_looks_on() then return end
     if is_managed_record(job_rec) then
       veto(job_desc, job_rec)
     elseif job_desc.partition ~= nil and names_managed(job_desc.partition) then

@@ -67,7 +67,7 @@ def test_a_managed_job_is_held_marked_and_requeueable(owner: Submitter) -> None:
     assert fields["Reason"] == "JobHeldUser"
     assert fields["Requeue"] == "1"
     assert fields["AdminComment"] == (
-        "synergy:v=1,wrapper=yes,gpn=2,type=v100,nodes=2,tpn=1,cpt=3,mem=4096"
+        "synergy:v=1,wrapper=yes,gpn=2,type=v100,nodes=2,tpn=1,cpt=3,mem=4096,limit=0"
     )
     assert fields["NumNodes"] == "2-2"
 
@@ -87,18 +87,9 @@ def test_a_job_without_environment_is_admitted(owner: Submitter) -> None:
     ("options", "what"),
     [
         (("-p", "synergy"), "must ask for GPUs; use --gres=gpu:N"),
-        (("-p", "synergy", "--gpus=2"), "--gpus cannot be used in partition synergy"),
-        (("-p", "synergy", "--gpus-per-task=1", "-n2"), "--gpus-per-task cannot be used"),
-        (("-p", "synergy", "--gres=gpu:1", "--cpus-per-gpu=2"), "--cpus-per-gpu cannot be used"),
-        (("-p", "synergy", "--gres=gpu:1", "--mem-per-gpu=2G"), "--mem-per-gpu cannot be used"),
-        (("-p", "synergy", "--gres=gpu:v100:1,gpu:a100:1"), "several GPU types"),
         (("-p", "synergy", "--gres=gpu:9"), "at most 8 per node"),
         (("-p", "synergy", "--gres=gpu:t4:1"), "known types: v100, a100"),
         (("-p", "synergy", "--gres=gpu:a100:8", "-N3"), "at most 2 nodes"),
-        ((*MANAGED, "-N1-2"), "use -N K with one number"),
-        ((*MANAGED, "--array=0-3"), "job arrays cannot run"),
-        ((*MANAGED, "--exclusive"), "--exclusive cannot be used"),
-        ((*MANAGED, "-w", "v100-1"), "--nodelist cannot be used"),
         (("-p", "synergy,main", "--gres=gpu:1"), "name one: -p synergy"),
         ((*MANAGED, "--comment=synergy:gpus=4"), "known hints: batch, ckpt_dir,"),
         ((*MANAGED, "--comment=synergy:min_mem=lots"), "write min_mem=20G"),
@@ -110,6 +101,7 @@ def test_a_job_without_environment_is_admitted(owner: Submitter) -> None:
         ((*MANAGED, "--comment=synergy:min_mem=900G"), "ask for at most 500000M"),
         ((*MANAGED, "-c999"), "ask for at most 24"),
         (("-p", "synergy", "--gres=gpu:1", "-n2", "-N1"), "1 GPU per node; use --ntasks-per"),
+        ((*MANAGED, "--array=0-3", "--mem=900G"), "ask for at most 500000M"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_at_sbatch_with_the_remedy(
@@ -176,6 +168,17 @@ def test_the_owner_may_cancel_rename_rehint_shorten_and_delay(owner: Submitter) 
     assert fields["Comment"] == "synergy:max_gpus=4"
     assert owner.run("scancel", job).returncode == 0
     assert owner.fields(job)["JobState"] == "CANCELLED"
+
+
+def test_the_owner_of_an_array_may_change_its_limit_and_no_member(owner: Submitter) -> None:
+    array = owner.job(*MANAGED, "--array=0-5%2", "--mem=1G")
+    done = owner.run("scontrol", "update", f"JobId={array}", "ArrayTaskThrottle=4")
+    assert done.returncode == 0, done.stderr
+    assert owner.fields(array)["ArrayTaskThrottle"] == "4"
+    for command in (("release", f"{array}_0"), ("update", f"JobId={array}_1", "NumCPUs=3")):
+        assert owner.run("scontrol", *command).returncode != 0, command
+    shown = owner.cluster.run(["scontrol", "show", "job", "-o", array]).stdout.splitlines()
+    assert all(" Priority=0 " in line and " NumCPUs=1 " in line for line in shown)
 
 
 def test_root_can_reshape_and_release(owner: Submitter, eventually: Callable[..., None]) -> None:

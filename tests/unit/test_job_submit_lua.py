@@ -108,7 +108,9 @@ else rc = slurm_job_submit(proxy, parts, %(uid)d) end
 print("LOAD " .. rc_load)
 print("RC " .. rc)
 for _, line in ipairs(out) do print((string.gsub(line, "\\n", " "))) end
-for _, key in ipairs({ "priority", "requeue", "min_nodes", "max_nodes", "admin_comment" }) do
+for _, key in ipairs({ "priority", "requeue", "min_nodes", "max_nodes", "admin_comment",
+  "tres_per_node", "tres_per_job", "tres_per_task", "cpus_per_tres", "mem_per_tres", "num_tasks",
+  "pn_min_memory" }) do
   if job[key] ~= nil then print("SET " .. key .. "=" .. tostring(job[key])) end
 end
 for key, value in pairs(job.environment or {}) do print("ENV " .. key .. "=" .. value) end
@@ -221,7 +223,7 @@ def test_a_managed_job_is_held_requeueable_and_marked_with_its_request(lua: Lua)
     assert answer.fields["priority"] == "0"
     assert answer.fields["requeue"] == "1"
     assert answer.fields["admin_comment"] == (
-        "synergy:v=1,wrapper=yes,gpn=4,type=v100,nodes=2,tpn=4,cpt=3,mem=65534"
+        "synergy:v=1,wrapper=yes,gpn=4,type=v100,nodes=2,tpn=4,cpt=3,mem=65534,limit=0"
     )
 
 
@@ -229,7 +231,7 @@ def test_a_bare_request_is_one_node_of_any_type(lua: Lua) -> None:
     answer = lua.submit(tres_per_node="gres:gpu:2")
     assert answer.mark == {
         "v": "1", "wrapper": "yes", "gpn": "2", "type": "any", "nodes": "1", "tpn": "0",
-        "cpt": "0", "mem": "0",
+        "cpt": "0", "mem": "0", "limit": "0",
     }  # fmt: skip
     assert answer.fields["min_nodes"] == answer.fields["max_nodes"] == "1"
 
@@ -273,20 +275,38 @@ def test_floats_of_newer_releases_are_understood(lua: Lua) -> None:
         ({"min_nodes": 5, "max_nodes": 5}, "ask for at most 4 nodes"),
         ({"tres_per_node": "gres:gpu:2", "min_nodes": 6, "max_nodes": 6}, "at most 5 nodes"),
         ({"min_nodes": 1, "max_nodes": 4}, "node ranges (-N 1-4)"),
-        ({"tres_per_node": None, "tres_per_job": "gres:gpu:4"}, "use --gres=gpu:N with -N K"),
-        ({"tres_per_socket": "gres:gpu:4"}, "--gpus-per-socket"),
-        ({"tres_per_task": "gres:gpu:1"}, "--ntasks-per-node=N for one task per GPU"),
-        ({"tres_per_task": "cpu=2,gres/gpu=1"}, "--gpus-per-task"),
-        ({"cpus_per_tres": "gres:gpu:2"}, "--cpus-per-gpu"),
-        ({"mem_per_tres": "gres:gpu:2"}, "min_mem=20G"),
+        ({"tres_per_node": None, "tres_per_job": "gres:gpu:5", "min_nodes": 2, "max_nodes": 2},
+         "5 GPUs (--gpus) cannot be spread evenly over 2 nodes; use --gres=gpu:N"),
+        ({"tres_per_node": None, "tres_per_job": "gres:gpu:16"}, "at most 8 per node, and"),
+        ({"tres_per_job": "gres:gpu:3"}, "asks for 4 and for 3 GPUs on each of 1 node"),
+        ({"tres_per_job": "gres:gpu:a100:4"}, "the GPU types v100 and a100; name one"),
+        ({"tres_per_socket": "gres:gpu:v100:2", "sockets_per_node": 2}, "use --gres=gpu:v100:4"),
+        ({"tres_per_socket": "gres:gpu:2"}, "use --gres=gpu:N (GPUs per node)"),
+        ({"tres_per_task": "gres:gpu:1"}, "use --gres=gpu:4 -N 1 --ntasks-per-node=4"),
+        ({"tres_per_task": "cpu=2,gres/gpu=1"}, "--gpus-per-task together with --gres"),
+        ({"tres_per_node": None, "tres_per_task": "gres:gpu:1"}, "the same number of tasks"),
+        ({"cpus_per_tres": "gres:gpu:2", "script": "srun x"}, "use -c (CPUs per task), or leave"),
+        ({"mem_per_tres": "gres:gpu:2", "script": "srun x"}, "use --mem (memory per node)"),
+        ({"cpus_per_tres": "gres:gpu:7"}, "28 CPUs per node"),
+        ({"mem_per_tres": "gres:gpu:200000"}, "800000M of memory per node"),
         ({"ntasks_per_tres": 1}, "--ntasks-per-gpu"),
-        ({"array_inx": "0-9"}, "one by one"),
+        ({"sockets_per_node": 2}, "--sockets-per-node cannot be used"),
+        ({"threads_per_core": 1}, "--hint"),
+        ({"ntasks_per_core": 1}, "the controller chooses the cores"),
+        ({"pn_min_cpus": 4}, "--mincpus"),
+        ({"contiguous": 1}, "--contiguous"),
+        ({"req_switch": 1}, "--switches"),
+        ({"time_min": 5}, "give one limit with --time"),
         ({"het_job_offset": 0}, "heterogeneous"),
         ({"script": None}, "use sbatch"),
         ({"shared": 0}, "--exclusive"),
         ({"reservation": "r"}, "--reservation"),
         ({"req_nodes": "v100-1"}, "--nodelist"),
-        ({"features": "v100"}, "--gres=gpu:TYPE:N"),
+        ({"features": "nvme"}, "--constraint=nvme cannot be used in partition synergy: only GPU"),
+        ({"features": "v100&nvme"}, "--gres=gpu:TYPE:N"),
+        ({"features": "a100"}, "names GPU type v100, --constraint does not"),
+        ({"tres_per_node": "gres:gpu:2", "features": "v100",
+          "comment": "synergy:gpu_types=v100+a100"}, "the hint gpu_types names a100, --constraint"),
         ({"partition": "synergy,main"}, "name one: -p synergy"),
         ({"partition": "main,synergy"}, "name one: -p synergy"),
         ({"num_tasks": 3, "min_nodes": 2, "max_nodes": 2}, "spread evenly over 2 nodes"),
@@ -316,6 +336,98 @@ def test_requests_that_cannot_be_planned_are_refused_with_the_remedy(
     assert what in answer.user
     assert answer.user.startswith("slurm-synergy: ")
     assert answer.log == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "mark", "written"),
+    [
+        ({"tres_per_job": "gres:gpu:4", "min_nodes": 2, "max_nodes": 2},
+         {"gpn": "2", "nodes": "2", "tpn": "0"}, "gres:gpu:2"),
+        ({"tres_per_job": "gres/gpu:a100:8"}, {"gpn": "8", "type": "a100"}, "gres/gpu:a100:8"),
+        ({"tres_per_job": "gres:gpu:8", "tres_per_node": "gres:gpu:v100:4"},
+         {"gpn": "4", "nodes": "2", "type": "v100"}, "gres:gpu:v100:4"),
+        ({"tres_per_task": "gres:gpu:v100:2", "num_tasks": 4},
+         {"gpn": "8", "tpn": "4", "type": "v100"}, "gres:gpu:v100:8"),
+        ({"tres_per_task": "cpu=3,gres/gpu=1", "num_tasks": 4, "cpus_per_task": 3,
+          "min_nodes": 2, "max_nodes": 2}, {"gpn": "2", "tpn": "2", "cpt": "3"}, "gres/gpu:2"),
+        ({"tres_per_job": "gres:gpu:4", "tres_per_task": "gres:gpu:2", "num_tasks": 2},
+         {"gpn": "4", "tpn": "2"}, "gres:gpu:4"),
+        ({"tres_per_node": "gres:gpu:4", "cpus_per_tres": "gres:gpu:2", "num_tasks": 4},
+         {"cpt": "2", "gpn": "4"}, "gres:gpu:4"),
+        ({"tres_per_node": "gres:gpu:4", "mem_per_tres": "gres:gpu:10240"},
+         {"mem": "40960"}, "gres:gpu:4"),
+    ],
+)  # fmt: skip
+def test_every_form_is_rewritten_to_gpus_per_node(
+    lua: Lua, given: dict[str, object], mark: dict[str, str], written: str
+) -> None:
+    answer = lua.submit(**{"tres_per_node": None, **given})
+    assert answer.accepted, answer.user
+    assert {key: answer.mark[key] for key in mark} == mark
+    assert answer.fields["tres_per_node"] == written
+    for field in ("tres_per_job", "cpus_per_tres", "mem_per_tres"):
+        assert answer.fields.get(field, "") == ""
+    assert answer.fields.get("tres_per_task", "") in ("", "cpu=3")
+    tasks = int(answer.mark["tpn"]) * int(answer.mark["nodes"])
+    assert not tasks or int(float(answer.fields["num_tasks"])) == tasks
+
+
+def test_a_form_that_cannot_be_rewritten_is_refused_and_not_let_through(lua: Lua) -> None:
+    answer = lua.submit(tres_per_node=None, tres_per_job="gres:gpu:4", broken="set tres_per_job")
+    assert not answer.accepted
+
+
+def test_the_requests_own_form_is_left_as_it_is(lua: Lua) -> None:
+    answer = lua.submit(num_tasks=4)
+    assert answer.fields["tres_per_node"] == "gres:gpu:v100:4"
+    assert float(answer.fields["pn_min_memory"]) > 1.8e19
+
+
+@pytest.mark.parametrize(
+    ("features", "kind"),
+    [("v100", "v100"), ("a100|v100", "a100+v100"), ("[v100|a100]", "a100+v100")],
+)
+def test_a_constraint_that_names_gpu_types_chooses_them(lua: Lua, features: str, kind: str) -> None:
+    answer = lua.submit(tres_per_node="gres:gpu:2", features=features)
+    assert answer.accepted, answer.user
+    assert answer.mark["type"] == kind
+
+
+def test_the_time_limit_is_part_of_the_mark(lua: Lua) -> None:
+    assert lua.submit(time_limit=720).mark["limit"] == "720"
+    assert lua.submit(time_limit=INFINITE).mark["limit"] == "0"
+
+
+def test_members_of_an_array_get_directories_of_their_own(lua: Lua) -> None:
+    answer = lua.submit(array_inx="0-9%2", comment="synergy:ckpt_dir=/scratch/me")
+    assert answer.accepted, answer.user
+    assert answer.env["SYNERGY_CHECKPOINT_ROOT"] == "/scratch/me"
+    assert "SYNERGY_CHECKPOINT_DIR" not in answer.env
+
+
+@pytest.mark.parametrize(
+    ("key", "given"),
+    [("interactive", {"script": None}), ("heterogeneous", {"het_job_offset": 0, "script": None})],
+)
+def test_a_site_may_leave_such_jobs_to_slurm(lua: Lua, key: str, given: dict[str, object]) -> None:
+    assert not lua.submit(**given).accepted
+    lua.site({**SITE, key: "pass"})
+    answer = lua.submit(tres_per_node=None, tres_per_job="gres:gpu:3", **given)
+    assert answer.accepted, answer.user
+    assert answer.fields["admin_comment"] == f"synergy:pass={key}"
+    assert answer.fields["priority"] == str(NO_VAL)
+    assert answer.fields["tres_per_job"] == "gres:gpu:3"
+    # Its owner may do with it what Slurm allows.
+    record = {"admin_comment": answer.fields["admin_comment"]}
+    assert lua.modify(record=record, priority=0).accepted
+    lua.site({**SITE, key: "perhaps"})
+    assert "must be refuse or pass" in lua.submit(**given).user
+
+
+def test_the_owner_may_change_how_many_members_run_at_once(lua: Lua) -> None:
+    assert lua.modify(array_inx="%3").accepted
+    assert lua.modify(array_inx="4").accepted
+    assert not lua.modify(array_inx="0-5").accepted
 
 
 @pytest.mark.parametrize(
