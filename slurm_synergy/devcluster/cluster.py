@@ -288,6 +288,15 @@ class DevCluster:
                 shutil.rmtree(self.state_dir, ignore_errors=True)
         return ended
 
+    def munged_stop(self) -> None:
+        """Stop munged: from now on nobody can authenticate to anybody."""
+        self._daemons.stop("munged", grace_s=5.0)
+
+    def munged_start(self, *, timeout_s: float = 20.0) -> None:
+        """Start munged again."""
+        self._start_munged(time.monotonic() + timeout_s)
+        self._save()
+
     def slurmctld_stop(self) -> None:
         """Stop slurmctld in good order (it saves its state)."""
         self._daemons.stop("slurmctld", grace_s=20.0)

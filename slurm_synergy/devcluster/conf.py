@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,13 +107,21 @@ def slurm_conf(facts: ClusterFacts, *, task_plugin: str) -> str:
 
 def gres_conf(facts: ClusterFacts) -> str:
     """gres.conf; the device files are plain files in the state directory."""
-    lines = [
-        f"NodeName={shape.nodes} Name=gpu Type={shape.gpu_type} "
-        f"File={facts.state_dir}/dev/nvidia" + (f"[0-{shape.gpus - 1}]" if shape.gpus > 1 else "0")
-        for shape in facts.shapes
-        if shape.gpus
-    ]
+    lines = [line for shape in facts.shapes if shape.gpus for line in _gres_lines(facts, shape)]
     return "\n".join(lines) + "\n"
+
+
+def _gres_lines(facts: ClusterFacts, shape: NodeShape) -> Iterator[str]:
+    parts = shape.sockets if shape.gpus_by_socket else 1
+    each, cores = shape.gpus // parts, shape.cores // shape.threads_per_core // parts
+    for part in range(parts):
+        first, last = part * each, (part + 1) * each - 1
+        device = f"[{first}-{last}]" if last > first else str(first)
+        near = f" Cores={part * cores}-{(part + 1) * cores - 1}" if shape.gpus_by_socket else ""
+        yield (
+            f"NodeName={shape.nodes} Name=gpu Type={shape.gpu_type} "
+            f"File={facts.state_dir}/dev/nvidia{device}{near}"
+        )
 
 
 def cgroup_conf(facts: ClusterFacts) -> str:

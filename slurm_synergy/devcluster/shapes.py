@@ -34,7 +34,8 @@ class NodeShape:
 
     ``nodes`` is a Slurm node list with at most one bracket (``v100-[1-4]``), ``mem_mib`` what Slurm
     calls RealMemory. A ``real`` shape has the machine's own cores and its slurmd pins tasks; the
-    others pretend. Raises ConfigError when a value makes no sense.
+    others pretend. With ``gpus_by_socket`` gres.conf tells which socket each GPU is near, an equal
+    number for each. Raises ConfigError when a value makes no sense.
     """
 
     nodes: str
@@ -45,6 +46,7 @@ class NodeShape:
     sockets: int = 1
     threads_per_core: int = 1
     real: bool = False
+    gpus_by_socket: bool = False
 
     def __post_init__(self) -> None:
         for key, least in (("cores", 1), ("mem_mib", 1), ("sockets", 1), ("threads_per_core", 1)):
@@ -57,6 +59,8 @@ class NodeShape:
             "cores",
             f"must be a multiple of {divisor} (sockets × threads)",
         )
+        whole = not self.gpus_by_socket or self.gpus % self.sockets == 0
+        self._require(whole, "gpus", f"must be a multiple of {self.sockets} (sockets)")
         self.names()
 
     def _require(self, holds: bool, key: str, what: str) -> None:

@@ -142,3 +142,59 @@ def test_a_job_that_appears_twice_is_refused() -> None:
     twice = CoreRequest(job_id=1, cores=1, floor=1)
     with pytest.raises(ModelError, match="twice"):
         assign_cores(node_cores=4, sockets=1, requests=[twice, twice])
+
+
+def bind(
+    *requests: CoreRequest, cores: int = 16, sockets: int = 2, threads: int = 1
+) -> dict[int, CoreBinding]:
+    return dict(
+        assign_cores(node_cores=cores, sockets=sockets, requests=requests, threads_per_core=threads)
+    )
+
+
+def test_floors_are_near_the_gpus_and_spill_where_there_is_no_room() -> None:
+    far = CoreRequest(job_id=1, cores=4, floor=4, near=(1,))
+    assert bind(far)[1].floor == (8, 9, 10, 11)
+    wide = CoreRequest(job_id=2, cores=8, floor=8, near=(1,))
+    both = bind(far, wide)
+    assert both[1].floor == (8, 9, 10, 11)
+    assert {12, 13, 14, 15} < set(both[2].floor)
+    # Somebody who only borrows there gives way.
+    borrower = CoreRequest(
+        job_id=3, cores=12, floor=4, held=tuple(range(12)), held_floor=(0, 1, 2, 3)
+    )
+    found = bind(CoreRequest(job_id=4, cores=4, floor=4, near=(0,)), borrower)
+    assert found[3].floor == (0, 1, 2, 3)
+    assert found[4].floor == (4, 5, 6, 7)
+    assert set(found[3].cores).isdisjoint(found[4].cores)
+
+
+@settings(max_examples=60)
+@given(node=nodes(), threads=st.sampled_from([2, 4]))
+def test_all_threads_of_a_core_are_one_jobs(
+    node: tuple[int, int, list[CoreRequest], set[int]], threads: int
+) -> None:
+    cores, sockets, requests, reserved = node
+    bound = assign_cores(
+        node_cores=cores * threads,
+        sockets=sockets,
+        requests=requests,
+        reserved=reserved,
+        threads_per_core=threads,
+    )
+    owners: dict[int, int] = {}
+    for job_id, one in bound.items():
+        for ids in (one.cores, one.floor):
+            assert {core // threads * threads + t for core in ids for t in range(threads)} == set(
+                ids
+            )
+        for core in one.cores:
+            assert owners.setdefault(core // threads, job_id) == job_id
+            assert core // threads not in {taken // threads for taken in reserved}
+
+
+def test_numbers_of_threads_are_rounded_down_to_whole_cores_but_not_to_none() -> None:
+    odd, one = CoreRequest(job_id=1, cores=5, floor=5), CoreRequest(job_id=2, cores=1, floor=1)
+    found = bind(odd, one, threads=2)
+    assert [len(found[1].cores), len(found[1].floor)] == [4, 4]
+    assert [len(found[2].cores), len(found[2].floor)] == [2, 0]
