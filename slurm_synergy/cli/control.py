@@ -13,9 +13,21 @@ import click
 
 from slurm_synergy.cli.tables import print_table
 from slurm_synergy.config import DEFAULT_PATH, Settings, load_settings, parse_address
-from slurm_synergy.errors import ConfigError, LeaseError
+from slurm_synergy.errors import ConfigError, LeaseError, NoControllerError
 
-__all__ = ["ENDPOINT_FILE", "Target", "ask", "drain", "find_target", "jobs", "resume", "status"]
+__all__ = [
+    "ENDPOINT_FILE",
+    "Target",
+    "ask",
+    "config_option",
+    "drain",
+    "find_target",
+    "jobs",
+    "local_settings",
+    "options",
+    "resume",
+    "status",
+]
 
 ENDPOINT_FILE = Path("/etc/slurm-synergy/endpoint")
 """Text file with the controller's HOST:PORT, for machines without the settings file."""
@@ -53,6 +65,13 @@ def find_target(config: Path | None, environment: Mapping[str, str]) -> Target:
         remedy=f"set SYNERGY_ENDPOINT=HOST:PORT, name the settings with --config, or write "
         f"HOST:PORT to {ENDPOINT_FILE}",
     )
+
+
+def local_settings(config: Path | None) -> Settings:
+    """This machine's settings: ``--config``, else the default file, else the built-in defaults."""
+    if config is None and not DEFAULT_PATH.exists():
+        return Settings()
+    return load_settings(config or DEFAULT_PATH)
 
 
 def _of_settings(settings: Settings, path: Path, socket: Path | None) -> Target:
@@ -102,10 +121,10 @@ def _checked(endpoint: str, source: str, socket: Path | None) -> Target:
     return Target(endpoint=endpoint, source=source, munge_socket=socket)
 
 
-def ask(target: Target, method: str) -> dict[str, Any]:
+def ask(target: Target, method: str, *, job: str = "") -> dict[str, Any]:
     """Call a method of ControlService (lower case) and return its JSON object.
 
-    Raises LeaseError when the controller does not answer or refuses.
+    Raises NoControllerError when none answers there, LeaseError when it refuses.
     """
     import grpc
 
@@ -119,34 +138,34 @@ def ask(target: Target, method: str) -> dict[str, Any]:
 
     nonce = new_nonce(method)
     credential = encode_credential(control_payload(nonce), target.munge_socket)
-    request = pb.ControlRequest(protocol=1, credential=credential, nonce=nonce)
+    request = pb.ControlRequest(protocol=1, credential=credential, nonce=nonce, job=job)
     options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 256 * 1024**2)]
     with grpc.insecure_channel(target.endpoint, options=options) as channel:
         stub = pb_grpc.ControlServiceStub(channel)  # type: ignore[no-untyped-call]
         try:
             reply = getattr(stub, method.capitalize())(request, timeout=_TIMEOUT_S)
         except grpc.RpcError as err:
-            raise LeaseError(_refusal(err, target)) from err
+            raise _refusal(err, target) from err
     content: dict[str, Any] = json.loads(reply.json)
     return content
 
 
-def _refusal(err: Any, target: Target) -> str:
+def _refusal(err: Any, target: Target) -> LeaseError:
     code, details = err.code().name, err.details()
     if code == "UNAVAILABLE" and details.startswith("the controller"):
-        return f"the controller at {target.endpoint} cannot answer: {details}"
+        return LeaseError(f"the controller at {target.endpoint} cannot answer: {details}")
     if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
-        return (
+        return NoControllerError(
             f"no answer from the controller at {target.endpoint} (from {target.source}): "
             f"{details}; is slurm-synergyd running there?"
         )
-    return f"the controller at {target.endpoint} refused: {details}"
+    if code == "UNIMPLEMENTED":
+        return LeaseError(f"the controller at {target.endpoint} is an older release: {details}")
+    return LeaseError(f"the controller at {target.endpoint} refused: {details}")
 
 
-def _options(command: Callable[..., None]) -> Callable[..., None]:
-    command = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(
-        command
-    )
+def config_option(command: Callable[..., None]) -> Callable[..., None]:
+    """The option --config."""
     return click.option(
         "--config",
         type=click.Path(path_type=Path, dir_okay=False),
@@ -155,12 +174,19 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
     )(command)
 
 
+def options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options --config and --json, which every command about the controller has."""
+    return config_option(
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
+    )
+
+
 def _answer(config: Path | None, method: str) -> dict[str, Any]:
     return ask(find_target(config, os.environ), method)
 
 
 @click.command()
-@_options
+@options
 def status(config: Path | None, as_json: bool) -> None:
     """Show the controller, its last round, and its nodes as they are now."""
     content = _answer(config, "status")
@@ -169,7 +195,10 @@ def status(config: Path | None, as_json: bool) -> None:
         return
     if content["trouble"]:
         click.echo(f"trouble: {content['trouble']}")
-    mode = "dry run" if content["dry_run"] else "running"
+    if content.get("slow"):
+        click.echo(f"slow: {content['slow']}")
+    words = {"observe": "only observing", "advise": "only advising"}
+    mode = "dry run" if content["dry_run"] else words.get(content.get("mode", "act"), "running")
     click.echo(
         f"controller {content['controller']}: {'draining' if content['draining'] else mode}; "
         f"partition {content['partition']}, policy {content['policy']}, mechanism "
@@ -202,7 +231,7 @@ def status(config: Path | None, as_json: bool) -> None:
 
 
 @click.command()
-@_options
+@options
 def jobs(config: Path | None, as_json: bool) -> None:
     """Show the managed jobs: where they run and with what, or why they wait."""
     content = _answer(config, "jobs")
@@ -225,7 +254,7 @@ def _job_row(job: Mapping[str, Any]) -> tuple[str, ...]:
     reason = (lease or {}).get("stop") or job["reason"]
     words = [text for text in (reason and reason["text"], job.get("note")) if text]
     return (
-        str(job["job_id"]),
+        job.get("array") or str(job["job_id"]),
         job["user"],
         job["name"] or "-",
         job["phase"],
@@ -243,7 +272,7 @@ def _gib(mem_mib: int) -> str:
 
 
 @click.command()
-@_options
+@options
 def drain(config: Path | None, as_json: bool) -> None:
     """Start nothing more; running jobs run on. For operators."""
     content = _answer(config, "drain")
@@ -251,7 +280,7 @@ def drain(config: Path | None, as_json: bool) -> None:
 
 
 @click.command()
-@_options
+@options
 def resume(config: Path | None, as_json: bool) -> None:
     """Start jobs again after 'drain'. For operators."""
     content = _answer(config, "resume")

@@ -22,9 +22,30 @@ __all__ = ["decode", "encode"]
 
 T = TypeVar("T")
 
+# By far the most values of a round; a subclass (an enum, say) is none of them.
+_PLAIN = frozenset({type(None), bool, int, str})
+
 
 def encode(value: object) -> Any:
     """``value`` as what ``json.dumps(..., allow_nan=False)`` accepts. Raises ModelError."""
+    kind: Any = type(value)
+    if kind in _PLAIN:
+        return value
+    names = _field_names(kind)
+    if names:
+        return {name: encode(getattr(value, name)) for name in names}
+    return _encode_other(value)
+
+
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    """The fields of a dataclass; none for other types. A round holds tens of thousands of them."""
+    if not dataclasses.is_dataclass(kind):
+        return ()
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+def _encode_other(value: object) -> Any:
     if value is None or (isinstance(value, bool | int | str) and not isinstance(value, Enum)):
         return value
     if isinstance(value, float):

@@ -1,50 +1,52 @@
 """The round journal: one JSON object per line and round, rotated by size.
 
 ``journal.jsonl`` is the newest file, ``journal.1.jsonl`` the one before. A line holds ``version``,
-``code`` (our release), ``round``, ``snapshot``, ``plan``, ``actions``, ``outcomes`` and ``took_s``.
+``code`` (our release), ``round``, ``snapshot``, ``plan``, ``actions``, ``outcomes``, ``took_s`` and
+``free`` (what the cluster itself would have given a new job, by node).
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 
 import slurm_synergy
-from slurm_synergy.cluster import Action, Hold, Outcome, Renew, Resize, Start, Stop
-from slurm_synergy.controller.codec import decode, encode
-from slurm_synergy.core.model import Plan, Reason, Snapshot
-from slurm_synergy.errors import LedgerError, ModelError
+from slurm_synergy.cluster import Action, Outcome
+from slurm_synergy.controller.rounds import (
+    JOURNAL_FILE,
+    JOURNAL_VERSION,
+    Became,
+    Round,
+    decode_action,
+    encode_action,
+    last_round,
+    round_as_line,
+)
+from slurm_synergy.controller.state_files import open_private
+from slurm_synergy.core.model import Plan, Snapshot
+from slurm_synergy.core.resources import Resources
+from slurm_synergy.errors import LedgerUnavailable
 
 __all__ = ["JOURNAL_VERSION", "Journal", "decode_action", "encode_action"]
 
-JOURNAL_VERSION = 1
-_KINDS: Mapping[str, type[Action]] = {
-    kind.__name__.lower(): kind for kind in (Hold, Renew, Resize, Stop, Start)
-}
 _MIB = 1024 * 1024
-
-
-def encode_action(action: Action) -> dict[str, object]:
-    """An action as JSON, with its ``kind`` as a word."""
-    return {"kind": type(action).__name__.lower(), **encode(action)}
-
-
-def decode_action(data: Mapping[str, object]) -> Action:
-    """The action that ``encode_action`` wrote. Raises ModelError."""
-    kind = _KINDS.get(str(data.get("kind")))
-    if kind is None:
-        raise ModelError(f"unknown kind of action: {data.get('kind')!r}")
-    return decode(kind, {key: value for key, value in data.items() if key != "kind"})
 
 
 class Journal:
     """Appends rounds to ``directory/journal.jsonl``; at most ``keep`` older files stay."""
 
     def __init__(self, directory: Path, *, max_mib: int, keep: int) -> None:
-        self._path = directory / "journal.jsonl"
+        self._path = directory / JOURNAL_FILE
         self._max_bytes, self._keep = max_mib * _MIB, keep
+        self._last: Round | None = None
+
+    def last(self) -> Round | None:
+        """The newest round, also of an earlier process. Raises LedgerError."""
+        if self._last is None:
+            self._last = last_round(self._path.parent)
+        return self._last
 
     def append(
         self,
@@ -53,26 +55,26 @@ class Journal:
         actions: Sequence[Action],
         outcomes: Sequence[Outcome],
         took_s: Mapping[str, float],
+        free: Mapping[str, Resources] | None = None,
     ) -> None:
-        """Write one round as one line. Raises LedgerError when it cannot be written."""
-        record = {
-            "version": JOURNAL_VERSION,
-            "code": getattr(slurm_synergy, "__version__", ""),
-            "round": snapshot.round,
-            "snapshot": encode(snapshot),
-            "plan": encode(plan),
-            "actions": [encode_action(action) for action in actions],
-            "outcomes": [_outcome(outcome) for outcome in outcomes],
-            "took_s": encode(took_s),
-        }
-        line = json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n"
+        """Write one round as one line. Raises LedgerUnavailable when it cannot be written."""
+        self._last = Round(
+            snapshot=snapshot,
+            plan=plan,
+            actions=tuple(actions),
+            outcomes=tuple(Became.of(outcome) for outcome in outcomes),
+            took_s=dict(took_s),
+            free=free,
+            code=getattr(slurm_synergy, "__version__", ""),
+        )
+        line = round_as_line(self._last)
         try:
             self._rotate_if_full(len(line))
-            fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            with os.fdopen(fd, "ab") as file:
-                file.write(line.encode())
+            fd = open_private(self._path, os.O_WRONLY | os.O_APPEND)
+            with os.fdopen(fd, "ab", buffering=0) as file:
+                _write_whole(file, line.encode())
         except OSError as err:
-            raise LedgerError(
+            raise LedgerUnavailable(
                 f"cannot write the journal {self._path}: {err}; free some space or correct the "
                 "permissions of the state directory"
             ) from err
@@ -94,11 +96,12 @@ class Journal:
         return self._path.with_name(f"journal.{number}.jsonl")
 
 
-def _outcome(outcome: Outcome) -> dict[str, object]:
-    reason: Reason | None = outcome.reason
-    return {
-        "job_id": outcome.action.job_id,
-        "kind": type(outcome.action).__name__.lower(),
-        "done": outcome.done,
-        "reason": encode(reason),
-    }
+def _write_whole(file: FileIO, line: bytes) -> None:
+    """Append the whole line or nothing: half a line would swallow the next one."""
+    before = os.fstat(file.fileno()).st_size
+    try:
+        while line:
+            line = line[file.write(line) :]
+    except OSError:
+        file.truncate(before)
+        raise

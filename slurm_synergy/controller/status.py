@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import pwd
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import slurm_synergy
 from slurm_synergy.cluster import Clock, Observation, ObservedJob
 from slurm_synergy.config import Settings
+from slurm_synergy.controller.explaining import explained
 from slurm_synergy.controller.leases import LeaseBook
 from slurm_synergy.controller.ledger import Ledger
 from slurm_synergy.core.catalogue import CATALOGUE
 from slurm_synergy.core.model import JobPhase, JobStatus, Node, Plan, Profile, Reason, Snapshot
+from slurm_synergy.core.snapshot import status_of
+from slurm_synergy.errors import LeaseError, ModelError
 from slurm_synergy.round import build_snapshot
 
 __all__ = ["StatusView"]
@@ -44,6 +47,8 @@ class StatusView:
         self._round: tuple[Snapshot, Plan, Mapping[str, float]] | None = None
         self._observed: tuple[Observation, float] | None = None
         self._trouble, self._cluster_name = "", settings.cluster.name
+        self.slow_because: Callable[[], str] = str
+        """Asks why Slurm is read less often than settings say; empty when it is not."""
 
     def observed(self, observation: Observation) -> None:
         """Slurm has been read."""
@@ -89,10 +94,12 @@ class StatusView:
             "partition": settings.slurm.partition,
             "draining": self._ledger.draining(),
             "dry_run": settings.scheduling.dry_run,
+            "mode": self._ledger.mode() or settings.mode.value,
             "policy": settings.scheduling.policy,
             "mechanism": settings.scheduling.mechanism,
             "enforcement": current.enforcement.value if current else None,
             "trouble": trouble or None,
+            "slow": self.slow_because() or None,
             "observed_age_s": round(now_s - now.observed_s, 1) if now else None,
             "round": snapshot.round if snapshot else None,
             "round_age_s": round(now_s - snapshot.now_s, 1) if snapshot else None,
@@ -102,6 +109,37 @@ class StatusView:
             "leases": len(self._leases.job_ids()),
             "nodes": [_node(node, current) for node in current.nodes] if current else [],
         }
+
+    def explain(
+        self, job: str, *, viewer_uid: int, operators: Collection[int]
+    ) -> Mapping[str, object]:
+        """Why the job waits or has what it has, by the last round.
+
+        Everybody may ask about every job; what follows from hints is for owner and operators.
+        Raises LeaseError when that round does not know the job.
+        """
+        record, now, viewer = self._ledger.last_round(), self._now(), _user_name(viewer_uid)
+        if record is None:
+            raise LeaseError("there was no round yet: ask again in a moment")
+        current = status_of(now.snapshot) if now else {}
+
+        def phase_now(job_id: int) -> JobPhase | None:
+            return current[job_id].phase if job_id in current else None
+
+        try:
+            return explained(
+                record,
+                job,
+                now_s=self._clock.now_s(),
+                may_see_all=lambda user: viewer_uid in operators or user == viewer,
+                phase_now=phase_now,
+            )
+        except ModelError as err:
+            if job.isascii() and job.isdigit() and int(job) in current:
+                raise LeaseError(
+                    f"job {job} came after round {record.snapshot.round}: the next round plans it"
+                ) from err
+            raise LeaseError(str(err)) from err
 
     def _now(self) -> _Now | None:
         """The last reading of Slurm with the leases as they are; None before the first reading."""
@@ -194,6 +232,7 @@ def _job(
     reason = status.blocked or (waits if status.phase is JobPhase.PENDING else None)
     shown: dict[str, object] = {
         "job_id": job.job_id,
+        "array": job.array or None,
         "name": job.name if private else None,
         "user": job.user,
         "phase": status.phase.value,

@@ -41,7 +41,7 @@ class RegisterRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., task: _Optional[_Union[TaskId, _Mapping]] = ..., credential: _Optional[str] = ..., nonce: _Optional[str] = ..., os_cpus: _Optional[_Iterable[int]] = ..., step_id: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("generation", "expires_in_s", "cores", "floor_cores", "mem_mib", "floor_mem_mib", "stop", "stop_within_s", "node_cores", "batch_size")
+    __slots__ = ("generation", "expires_in_s", "cores", "floor_cores", "mem_mib", "floor_mem_mib", "stop", "stop_within_s", "node_cores", "batch_size", "grace_s")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_IN_S_FIELD_NUMBER: _ClassVar[int]
     CORES_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class Lease(_message.Message):
     STOP_WITHIN_S_FIELD_NUMBER: _ClassVar[int]
     NODE_CORES_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    GRACE_S_FIELD_NUMBER: _ClassVar[int]
     generation: int
     expires_in_s: float
     cores: _containers.RepeatedScalarFieldContainer[int]
@@ -62,7 +63,8 @@ class Lease(_message.Message):
     stop_within_s: float
     node_cores: int
     batch_size: int
-    def __init__(self, generation: _Optional[int] = ..., expires_in_s: _Optional[float] = ..., cores: _Optional[_Iterable[int]] = ..., floor_cores: _Optional[_Iterable[int]] = ..., mem_mib: _Optional[int] = ..., floor_mem_mib: _Optional[int] = ..., stop: _Optional[bool] = ..., stop_within_s: _Optional[float] = ..., node_cores: _Optional[int] = ..., batch_size: _Optional[int] = ...) -> None: ...
+    grace_s: float
+    def __init__(self, generation: _Optional[int] = ..., expires_in_s: _Optional[float] = ..., cores: _Optional[_Iterable[int]] = ..., floor_cores: _Optional[_Iterable[int]] = ..., mem_mib: _Optional[int] = ..., floor_mem_mib: _Optional[int] = ..., stop: _Optional[bool] = ..., stop_within_s: _Optional[float] = ..., node_cores: _Optional[int] = ..., batch_size: _Optional[int] = ..., grace_s: _Optional[float] = ...) -> None: ...
 
 class StopStep(_message.Message):
     __slots__ = ("step", "committed")
@@ -111,16 +113,18 @@ class RenewRequest(_message.Message):
     def __init__(self, token: _Optional[str] = ..., task: _Optional[_Union[TaskId, _Mapping]] = ..., known_generation: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., proposed_stop_step: _Optional[int] = ..., accepted_stop_step: _Optional[int] = ..., refused_stop_step: _Optional[int] = ..., wait_s: _Optional[float] = ..., known_stop: _Optional[_Union[StopStep, _Mapping]] = ...) -> None: ...
 
 class LeaseReply(_message.Message):
-    __slots__ = ("token", "lease", "stop_step", "gone")
+    __slots__ = ("token", "lease", "stop_step", "gone", "over")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     STOP_STEP_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
     token: str
     lease: Lease
     stop_step: StopStep
     gone: bool
-    def __init__(self, token: _Optional[str] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., stop_step: _Optional[_Union[StopStep, _Mapping]] = ..., gone: _Optional[bool] = ...) -> None: ...
+    over: bool
+    def __init__(self, token: _Optional[str] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., stop_step: _Optional[_Union[StopStep, _Mapping]] = ..., gone: _Optional[bool] = ..., over: _Optional[bool] = ...) -> None: ...
 
 class FinishRequest(_message.Message):
     __slots__ = ("token", "task", "exit_code", "checkpointed", "step", "samples")
@@ -145,14 +149,16 @@ class FinishReply(_message.Message):
     def __init__(self, known: _Optional[bool] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
-    __slots__ = ("protocol", "credential", "nonce")
+    __slots__ = ("protocol", "credential", "nonce", "job")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     credential: str
     nonce: str
-    def __init__(self, protocol: _Optional[int] = ..., credential: _Optional[str] = ..., nonce: _Optional[str] = ...) -> None: ...
+    job: str
+    def __init__(self, protocol: _Optional[int] = ..., credential: _Optional[str] = ..., nonce: _Optional[str] = ..., job: _Optional[str] = ...) -> None: ...
 
 class ControlReply(_message.Message):
     __slots__ = ("json",)

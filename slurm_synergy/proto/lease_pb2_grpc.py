@@ -209,6 +209,11 @@ class ControlServiceStub:
                 request_serializer=slurm__synergy_dot_proto_dot_lease__pb2.ControlRequest.SerializeToString,
                 response_deserializer=slurm__synergy_dot_proto_dot_lease__pb2.ControlReply.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/slurm_synergy.v1.ControlService/Explain',
+                request_serializer=slurm__synergy_dot_proto_dot_lease__pb2.ControlRequest.SerializeToString,
+                response_deserializer=slurm__synergy_dot_proto_dot_lease__pb2.ControlReply.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/slurm_synergy.v1.ControlService/Drain',
                 request_serializer=slurm__synergy_dot_proto_dot_lease__pb2.ControlRequest.SerializeToString,
@@ -238,6 +243,12 @@ class ControlServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -260,6 +271,11 @@ def add_ControlServiceServicer_to_server(servicer, server):
             ),
             'Jobs': grpc.unary_unary_rpc_method_handler(
                     servicer.Jobs,
+                    request_deserializer=slurm__synergy_dot_proto_dot_lease__pb2.ControlRequest.FromString,
+                    response_serializer=slurm__synergy_dot_proto_dot_lease__pb2.ControlReply.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
                     request_deserializer=slurm__synergy_dot_proto_dot_lease__pb2.ControlRequest.FromString,
                     response_serializer=slurm__synergy_dot_proto_dot_lease__pb2.ControlReply.SerializeToString,
             ),
@@ -328,6 +344,33 @@ class ControlService:
             request,
             target,
             '/slurm_synergy.v1.ControlService/Jobs',
+            slurm__synergy_dot_proto_dot_lease__pb2.ControlRequest.SerializeToString,
+            slurm__synergy_dot_proto_dot_lease__pb2.ControlReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slurm_synergy.v1.ControlService/Explain',
             slurm__synergy_dot_proto_dot_lease__pb2.ControlRequest.SerializeToString,
             slurm__synergy_dot_proto_dot_lease__pb2.ControlReply.FromString,
             options,

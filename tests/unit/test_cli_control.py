@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from ran import Ran
 from service_world import ServiceWorld
 
 from slurm_synergy.cli import control
-from slurm_synergy.cli.main import main
 from slurm_synergy.config import render_default_yaml
 from slurm_synergy.core.catalogue import CATALOGUE
 from slurm_synergy.core.model import Plan, Reason, ReasonCode
@@ -41,16 +41,6 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("SYNERGY_ENDPOINT", raising=False)
     monkeypatch.setattr(control, "DEFAULT_PATH", tmp_path / "none.yaml")
     monkeypatch.setattr(control, "ENDPOINT_FILE", tmp_path / "none")
-
-
-class Ran:
-    """What a call of synergyctl printed and its exit status."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], *argv: str) -> None:
-        with pytest.raises(SystemExit) as ended:
-            main(argv)
-        self.status = ended.value.code or 0
-        self.out, self.err = capsys.readouterr()
 
 
 def filled(world: ServiceWorld) -> None:

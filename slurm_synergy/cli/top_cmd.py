@@ -1,0 +1,131 @@
+"""``synergyctl top``: nodes, running jobs and the queue, again and again."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from slurm_synergy.cli.control import Target, ask, config_option, find_target
+from slurm_synergy.cli.tables import print_table
+from slurm_synergy.cli.top_view import (
+    NODE_COLUMNS,
+    QUEUE_COLUMNS,
+    RUN_COLUMNS,
+    Screen,
+    screen_of,
+)
+from slurm_synergy.errors import SynergyError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["top"]
+
+_TABLES = (
+    ("nodes", NODE_COLUMNS, "no nodes yet"),
+    ("running", RUN_COLUMNS, "nothing runs"),
+    ("queue", QUEUE_COLUMNS, "nobody waits"),
+)
+
+
+@click.command()
+@config_option
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(min=0.5, max=3600),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two pictures.",
+)
+@click.option("--once", is_flag=True, help="Print one picture and exit.")
+def top(config: Path | None, interval_s: float, once: bool) -> None:
+    """Watch nodes, GPUs and cores by job, data stalls, and the queue. Ctrl-C ends it.
+
+    SHARE is the GPU-proportional number of cores, STALL the part of the time in which GPUs wait for
+    data. Where the output is no terminal the pictures are plain text.
+    """
+    target = find_target(config, os.environ)
+    if once:
+        _print(_picture(target))
+        return
+    try:
+        if sys.stdout.isatty():
+            _live(target, interval_s)
+        else:
+            for screen in _pictures(target, interval_s):
+                _print(screen)
+                click.echo()
+    except KeyboardInterrupt:
+        click.echo()
+
+
+def _picture(target: Target) -> Screen:
+    return screen_of(ask(target, "status"), ask(target, "jobs")["jobs"])
+
+
+def _pictures(target: Target, interval_s: float) -> Iterator[Screen]:
+    """Pictures without end. The first failure is raised, later ones are shown: it may come back."""
+    last = _picture(target)
+    while True:
+        yield last
+        time.sleep(interval_s)
+        try:
+            last = _picture(target)
+        except SynergyError as err:
+            last = Screen(
+                headline=f"{time.strftime('%H:%M:%S')}: {err.in_short}; what follows is older",
+                nodes=last.nodes,
+                running=last.running,
+                queue=last.queue,
+            )
+
+
+def _print(screen: Screen) -> None:
+    click.echo(screen.headline)
+    for name, columns, nothing in _TABLES:
+        rows: Sequence[Sequence[str]] = getattr(screen, name)
+        click.echo()
+        if rows:
+            print_table(columns, rows)
+        else:
+            click.echo(nothing)
+
+
+def _live(target: Target, interval_s: float) -> None:
+    from rich.live import Live
+
+    with Live(screen=True, auto_refresh=False) as live:
+        for screen in _pictures(target, interval_s):
+            height = live.console.size.height
+            live.update(_drawn(screen, height), refresh=True)
+
+
+def _drawn(screen: Screen, height: int) -> RenderableType:
+    """The picture for a terminal of that height: the queue's end is cut off, and said so."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    left = height - 2 - 4 * len(_TABLES)
+    parts: list[RenderableType] = [Text(screen.headline)]
+    for name, columns, nothing in _TABLES:
+        rows: Sequence[Sequence[str]] = getattr(screen, name)
+        shown = rows[: max(left, 1)]
+        left -= len(shown)
+        table = Table(*columns, box=box.SIMPLE_HEAD)
+        for row in shown:
+            # Text, not str: a job's name must not be read as markup.
+            table.add_row(*(Text(cell) for cell in row))
+        parts.append(table if rows else Text(nothing))
+        if len(shown) < len(rows):
+            parts.append(Text(f"… and {len(rows) - len(shown)} more ({name})"))
+    return Group(*parts)

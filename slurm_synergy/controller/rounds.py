@@ -1,0 +1,220 @@
+"""Rounds of the past, as the journal has them: written as lines of JSON, read back as values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slurm_synergy.cluster import Action, Hold, Outcome, Renew, Resize, Start, Stop
+from slurm_synergy.controller.codec import decode, encode
+from slurm_synergy.core.model import Plan, Reason, ReasonCode, Snapshot
+from slurm_synergy.core.resources import Resources
+from slurm_synergy.errors import LedgerError, ModelError
+
+__all__ = [
+    "JOURNAL_FILE",
+    "JOURNAL_VERSION",
+    "Became",
+    "Damage",
+    "Round",
+    "decode_action",
+    "encode_action",
+    "last_round",
+    "read_rounds",
+    "round_as_line",
+]
+
+JOURNAL_FILE = "journal.jsonl"
+JOURNAL_VERSION = 2
+"""Format of a line. Version 1 lacks ``free``; it is still read."""
+
+_KINDS: Mapping[str, type[Action]] = {
+    kind.__name__.lower(): kind for kind in (Hold, Renew, Resize, Stop, Start)
+}
+_BLOCK_BYTES = 1 << 20
+
+
+def encode_action(action: Action) -> dict[str, object]:
+    """An action as JSON, with its ``kind`` as a word."""
+    return {"kind": _kind(action), **encode(action)}
+
+
+def decode_action(data: Mapping[str, object]) -> Action:
+    """The action that ``encode_action`` wrote. Raises ModelError."""
+    kind = _KINDS.get(str(data.get("kind")))
+    if kind is None:
+        raise ModelError(f"unknown kind of action: {data.get('kind')!r}")
+    return decode(kind, {key: value for key, value in data.items() if key != "kind"})
+
+
+def _kind(action: Action) -> str:
+    return type(action).__name__.lower()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Became:
+    """What became of the action ``kind`` on a job."""
+
+    job_id: int
+    kind: str
+    done: bool
+    reason: Reason | None = None
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> Became:
+        """The part of an outcome that is written down."""
+        action = outcome.action
+        return cls(
+            job_id=action.job_id, kind=_kind(action), done=outcome.done, reason=outcome.reason
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One round: what was known, decided and done, by release ``code`` of ours.
+
+    ``took_s`` has the seconds of its steps. ``free`` is what the cluster itself would have given a
+    new job by node; None in records of version 1.
+    """
+
+    snapshot: Snapshot
+    plan: Plan
+    actions: tuple[Action, ...] = ()
+    outcomes: tuple[Became, ...] = ()
+    took_s: Mapping[str, float] = field(default_factory=dict)
+    free: Mapping[str, Resources] | None = None
+    code: str = ""
+    version: int = JOURNAL_VERSION
+
+    @property
+    def reasons(self) -> Mapping[int, Reason]:
+        """By job: why an action was deferred or refused, or why the job was told to stop."""
+        stops = {one.job_id: one.reason for one in self.actions if isinstance(one, Stop)}
+        refused = {
+            one.job_id: one.reason
+            for one in self.outcomes
+            if one.reason is not None
+            # Nothing is changed there anyway: no word on jobs that would have stayed as they are.
+            and not (one.reason.code is ReasonCode.ONLY_SHOWN and one.kind in ("renew", "hold"))
+        }
+        return {**stops, **refused}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """A line of a journal that cannot be read: its number from 1, and why."""
+
+    line: int
+    what: str
+
+
+def round_as_line(record: Round) -> str:
+    """The round as one line of JSON, with its line break."""
+    written = {
+        "version": JOURNAL_VERSION,
+        "code": record.code,
+        "round": record.snapshot.round,
+        "snapshot": encode(record.snapshot),
+        "plan": encode(record.plan),
+        "actions": [encode_action(action) for action in record.actions],
+        "outcomes": [encode(one) for one in record.outcomes],
+        "took_s": encode(record.took_s),
+        "free": encode(record.free),
+    }
+    return json.dumps(written, allow_nan=False, separators=(",", ":")) + "\n"
+
+
+def _round_of(line: str) -> Round:
+    """Raises ModelError in words for people."""
+    try:
+        data: Any = json.loads(line)
+    except ValueError as err:
+        raise ModelError(f"not JSON ({err}); was it cut off?") from err
+    if not isinstance(data, dict) or "version" not in data:
+        raise ModelError("not a round's record: it has no version")
+    version = data["version"]
+    if version not in range(1, JOURNAL_VERSION + 1):
+        raise ModelError(
+            f"a record of version {version!r}; this release reads 1 to {JOURNAL_VERSION}: use the "
+            "release that wrote it"
+        )
+    try:
+        free = data.get("free")
+        return Round(
+            snapshot=decode(Snapshot, data["snapshot"]),
+            plan=decode(Plan, data["plan"]),
+            actions=tuple(decode_action(one) for one in data["actions"]),
+            outcomes=tuple(decode(Became, one) for one in data["outcomes"]),
+            took_s=dict(data["took_s"]),
+            free=None
+            if free is None
+            else {str(name): decode(Resources, one) for name, one in free.items()},
+            code=str(data.get("code", "")),
+            version=version,
+        )
+    except (KeyError, TypeError, AttributeError) as err:
+        raise ModelError(f"not a whole record: {type(err).__name__} {err}") from err
+
+
+def read_rounds(path: Path) -> Iterator[Round | Damage]:
+    """The records of a journal file, oldest first; what cannot be read is told, not raised.
+
+    Raises LedgerError when the file itself cannot be read.
+    """
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    yield _round_of(line)
+                except ModelError as err:
+                    yield Damage(line=number, what=str(err))
+    except OSError as err:
+        raise LedgerError(
+            f"cannot read the journal {path}: {err.strerror}; it belongs to the controller's user: "
+            "name an existing file, and read it as that user or root"
+        ) from err
+
+
+def last_round(directory: Path) -> Round | None:
+    """The newest readable round in ``directory/journal.jsonl`` or the file before it, else None.
+
+    Only the end of the file is read. Raises LedgerError when it cannot be read.
+    """
+    for name in (JOURNAL_FILE, "journal.1.jsonl"):
+        path = directory / name
+        try:
+            for line in _lines_backwards(path):
+                try:
+                    return _round_of(line)
+                except ModelError:
+                    continue  # cut off by a crash: the one before it is whole
+        except FileNotFoundError:
+            continue
+        except OSError as err:
+            raise LedgerError(
+                f"cannot read the journal {path}: {err.strerror}; read it as the controller's "
+                "user or root"
+            ) from err
+    return None
+
+
+def _lines_backwards(path: Path) -> Iterator[str]:
+    with path.open("rb") as file:
+        at, rest = file.seek(0, 2), b""
+        while at > 0:
+            size = min(_BLOCK_BYTES, at)
+            at -= size
+            file.seek(at)
+            rest = file.read(size) + rest
+            first, *whole = rest.split(b"\n")
+            for line in reversed(whole):
+                if line.strip():
+                    yield line.decode("utf-8", "replace")
+            rest = first
+        if rest.strip():
+            yield rest.decode("utf-8", "replace")

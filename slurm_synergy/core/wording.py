@@ -1,0 +1,36 @@
+"""Amounts in words for people. Pure."""
+
+from __future__ import annotations
+
+from slurm_synergy.core.resources import Resources
+
+__all__ = ["duration", "gib", "share_in_words"]
+
+_MIB_PER_GIB = 1024
+_MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
+
+
+def gib(mem_mib: int) -> str:
+    """MiB as GiB, without a unit: whole from 10 GiB on."""
+    amount = mem_mib / _MIB_PER_GIB
+    return f"{amount:.0f}" if amount >= 10 or amount == int(amount) else f"{amount:.1f}"
+
+
+def duration(seconds: float) -> str:
+    """A duration in the unit that suits it."""
+    if seconds < _MINUTE_S:
+        return f"{max(seconds, 0):.0f} s"
+    if seconds < _HOUR_S:
+        return f"{seconds / _MINUTE_S:.0f} min"
+    if seconds < 2 * _DAY_S:
+        return f"{seconds / _HOUR_S:.1f} h"
+    return f"{seconds / _DAY_S:.1f} days"
+
+
+def share_in_words(share: Resources, gpu_type: str = "") -> str:
+    """``4 v100 GPUs, 12 cores and 240 GiB``."""
+    kind = f" {gpu_type}" if gpu_type else ""
+    return (
+        f"{share.gpus}{kind} GPU{'s' if share.gpus != 1 else ''}, "
+        f"{share.cpus} core{'s' if share.cpus != 1 else ''} and {gib(share.mem_mib)} GiB"
+    )
