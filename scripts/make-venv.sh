@@ -28,6 +28,11 @@ if [ ! -x "$venv/bin/pip" ]; then
     echo "Creating $venv"
     "$python" -m venv "$venv"
 fi
+# The very files that were tested, where the lock is for this Python and platform; else the ranges.
+if "$venv/bin/python" scripts/lock.py fits && [ -z "${SYNERGY_UNLOCKED:-}" ]; then
+    echo "Installing the locked dependencies into $venv (SYNERGY_UNLOCKED=1 takes the ranges instead)"
+    "$venv/bin/pip" install -q --disable-pip-version-check --require-hashes --no-deps -r constraints-hashes.txt
+fi
 echo "Installing slurm-synergy with its extras into $venv (a few minutes the first time)"
 "$venv/bin/pip" install -q --disable-pip-version-check -c constraints.txt \
-    -e '.[controller,solver,torch,examples,test]'
+    -e '.[controller,solver,report,sweep,torch,examples,test]'

@@ -14,46 +14,32 @@ import signal
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
 
 import slurm_synergy
 from slurm_synergy.config import DEFAULT_PATH, Settings, load_settings
+from slurm_synergy.controller.audience import Audiences
 from slurm_synergy.controller.auth import Authenticator, munge_socket, operator_uids
+from slurm_synergy.controller.daily import DailySummary
 from slurm_synergy.controller.lease_service import LeaseServer
-from slurm_synergy.controller.leases import LeaseBook
 from slurm_synergy.controller.ledger import Ledger
 from slurm_synergy.controller.loop import Loop, Parts
 from slurm_synergy.controller.notify import Notifier
+from slurm_synergy.controller.state_files import open_private
 from slurm_synergy.controller.status import StatusView
+from slurm_synergy.controller.wiring import SystemClock, Wiring, open_metrics
 from slurm_synergy.core.catalogue import CATALOGUE
-from slurm_synergy.core.model import Node
 from slurm_synergy.errors import ClusterError, ConfigError, LedgerError, SynergyError
-from slurm_synergy.mechanisms import MECHANISMS
-from slurm_synergy.policies import POLICIES
-from slurm_synergy.slurm.cli_client import CliSlurmClient
-from slurm_synergy.slurm.cluster import SlurmCluster
-from slurm_synergy.slurm.commands import SlurmCommands
-from slurm_synergy.slurm.dry_run import DryRun
 
-__all__ = ["SystemClock", "main"]
+__all__ = ["NEED_RESTART", "SystemClock", "argument_parser", "main"]
 
 _LOG = logging.getLogger("slurm_synergy")
-_T = TypeVar("_T")
 
-_FIXED = ("cluster", "slurm", "leases", "operators", "state_dir", "journal")
+NEED_RESTART = ("cluster", "slurm", "leases", "operators", "state_dir", "journal", "metrics")
+"""Sections of the settings whose changes a reload does not take over."""
 _START_RETRY_S = 5.0
-
-
-class SystemClock:
-    """The machine's clock."""
-
-    def now_s(self) -> float:
-        """See ``Clock``."""
-        return time.time()
 
 
 class _Signals:
@@ -80,7 +66,7 @@ class _Signals:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the controller; the process's exit status."""
-    options = _parser().parse_args(argv)
+    options = argument_parser().parse_args(argv)
     # The journal has the time already.
     stamp = "" if "JOURNAL_STREAM" in os.environ else "%(asctime)s "
     logging.basicConfig(
@@ -102,7 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def argument_parser() -> argparse.ArgumentParser:
+    """The command line of the daemon."""
     parser = argparse.ArgumentParser(
         prog="slurm-synergyd",
         description="Schedules the GPU jobs of one Slurm partition: who runs, where, and with how "
@@ -147,67 +134,6 @@ def _state_dir(settings: Settings, dry_run: bool) -> Iterator[Path]:
         yield Path(name)
 
 
-class _Wiring:
-    """Makes the parts of the loop from settings; the client and the leases stay over reloads."""
-
-    def __init__(self, settings: Settings, ledger: Ledger, signals: _Signals, dry_run: bool):
-        self._ledger, self.dry_run = ledger, dry_run
-        self.clock = SystemClock()
-        slurm = settings.slurm
-        self._client = CliSlurmClient(
-            SlurmCommands(
-                slurm_conf=str(slurm.conf) if slurm.conf else None,
-                bin_dir=str(slurm.bin_dir) if slurm.bin_dir else None,
-            ),
-            timeout_s=slurm.command_timeout_s,
-        )
-        self._live: SlurmCluster | None = None
-        self._cluster_name = ""
-        self.book = LeaseBook(
-            ledger,
-            self.clock,
-            lease_s=settings.leases.lease_s,
-            node_of=self._node_of,
-            on_event=lambda job_id: signals.wake.set(),
-        )
-
-    def parts(self, settings: Settings) -> Parts:
-        """Raises ConfigError for settings that do not fit here, ClusterError without Slurm."""
-        # The option --dry-run goes before the settings.
-        scheduling = settings.scheduling.model_copy(update={"dry_run": self.dry_run})
-        policy = _named("policy", POLICIES, scheduling.policy)
-        mechanism = _named("mechanism", MECHANISMS, scheduling.mechanism)
-        live = SlurmCluster(
-            self._client, settings, self.book, self._ledger, self._ledger, self.clock
-        )
-        self._live = live
-        cluster = DryRun(live) if self.dry_run else live
-        return Parts(cluster=cluster, policy=policy, mechanism=mechanism, scheduling=scheduling)
-
-    def cluster_name(self) -> str:
-        """What Slurm calls the cluster; empty when it does not say."""
-        if not self._cluster_name:
-            try:
-                self._cluster_name = self._client.read_config().cluster_name
-            except ClusterError as err:
-                _LOG.debug("the cluster's name is not known: %s", err)
-        return self._cluster_name
-
-    def _node_of(self, name: str) -> Node | None:
-        return self._live.node(name) if self._live else None
-
-
-def _named(key: str, known: Mapping[str, _T], name: str) -> _T:
-    if name not in known:
-        raise ConfigError(
-            f"there is no such {key}",
-            key=f"scheduling.{key}",
-            value=name,
-            remedy=f"choose one of: {', '.join(sorted(known))}",
-        )
-    return known[name]
-
-
 def _serve(
     settings: Settings,
     state_dir: Path,
@@ -223,15 +149,16 @@ def _serve(
         journal_keep=settings.journal.keep,
         catalogue=CATALOGUE.get,
     ) as ledger:
-        wiring = _Wiring(settings, ledger, signals, dry_run)
+        wiring = Wiring(settings, ledger, signals.wake, dry_run)
         if options.once:
             return _once(settings, wiring, ledger, signals)
         return _run(settings, state_dir, wiring, ledger, signals, options.config)
 
 
-def _once(settings: Settings, wiring: _Wiring, ledger: Ledger, signals: _Signals) -> int:
+def _once(settings: Settings, wiring: Wiring, ledger: Ledger, signals: _Signals) -> int:
     view = StatusView(settings, ledger=ledger, leases=wiring.book, clock=wiring.clock)
-    loop = Loop(wiring.parts(settings), ledger, wiring.clock, view, signals.wake)
+    audience = Audiences(view, wiring.figures)
+    loop = Loop(wiring.parts(settings), ledger, wiring.clock, audience, signals.wake)
     _look_into_intents(ledger)
     loop.turn()
     return 1 if loop.error else 0
@@ -240,7 +167,7 @@ def _once(settings: Settings, wiring: _Wiring, ledger: Ledger, signals: _Signals
 def _run(
     settings: Settings,
     state_dir: Path,
-    wiring: _Wiring,
+    wiring: Wiring,
     ledger: Ledger,
     signals: _Signals,
     config: Path | None,
@@ -252,14 +179,16 @@ def _run(
     if parts is None:
         return 0
     view = StatusView(settings, ledger=ledger, leases=wiring.book, clock=wiring.clock)
+    view.slow_because = lambda: wiring.pacer.reason
     if not settings.cluster.name:
         view.named(wiring.cluster_name())
-    loop = Loop(parts, ledger, wiring.clock, view, signals.wake)
+    loop = Loop(parts, ledger, wiring.clock, Audiences(view, wiring.figures), signals.wake)
     _look_into_intents(ledger)
-    current = settings
+    current, daily = settings, DailySummary(state_dir, wiring.clock)
 
     def between() -> None:
         nonlocal current
+        daily.look()
         if signals.reload.is_set():
             signals.reload.clear()
             notifier.reloading()
@@ -278,6 +207,7 @@ def _run(
                 operators=operators,
             )
             _open_service(stack, server, state_dir)
+            open_metrics(stack, settings, wiring)
         notifier.ready("running")
         loop.run(signals.stop.is_set, between, (notifier.watchdog_s or math.inf) / 3)
         notifier.stopping()
@@ -298,8 +228,9 @@ def _open_service(stack: contextlib.ExitStack, server: LeaseServer, state_dir: P
     path = state_dir / "endpoint"
     fresh = path.with_suffix(".new")
     try:
-        fresh.write_text(f"{server.endpoint}\n", encoding="utf-8")
-        fresh.chmod(0o644)  # no secret, whatever the umask
+        # No secret: whoever may look into the directory may read it.
+        with os.fdopen(open_private(fresh, os.O_WRONLY | os.O_TRUNC, 0o644), "w") as file:
+            file.write(f"{server.endpoint}\n")
         fresh.replace(path)
     except OSError as err:
         raise LedgerError(f"cannot write {path}: {err}") from err
@@ -307,7 +238,7 @@ def _open_service(stack: contextlib.ExitStack, server: LeaseServer, state_dir: P
     _LOG.info("leases are served at %s", server.endpoint)
 
 
-def _first_parts(settings: Settings, wiring: _Wiring, signals: _Signals) -> Parts | None:
+def _first_parts(settings: Settings, wiring: Wiring, signals: _Signals) -> Parts | None:
     """The parts, as soon as Slurm answers; None when told to stop before that."""
     said = ""
     while not signals.stop.is_set():
@@ -342,14 +273,14 @@ def _look_into_intents(ledger: Ledger) -> None:
         ledger.forget_intents(intents[-1].round_number)
 
 
-def _reload(current: Settings, config: Path | None, wiring: _Wiring, loop: Loop) -> Settings:
+def _reload(current: Settings, config: Path | None, wiring: Wiring, loop: Loop) -> Settings:
     """Take over changed settings; wrong ones leave everything as it is."""
     try:
         wanted = _settings(config)
-        fixed = [key for key in _FIXED if getattr(wanted, key) != getattr(current, key)]
+        fixed = [key for key in NEED_RESTART if getattr(wanted, key) != getattr(current, key)]
         if fixed:
             _LOG.warning("changes of %s need a restart of the controller", ", ".join(fixed))
-        kept = {key: getattr(current, key) for key in _FIXED}
+        kept = {key: getattr(current, key) for key in NEED_RESTART}
         if wanted.scheduling.dry_run != current.scheduling.dry_run:
             _LOG.warning("a change of scheduling.dry_run needs a restart of the controller")
             kept["scheduling"] = wanted.scheduling.model_copy(

@@ -9,62 +9,55 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import json
 import logging
+import resource
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from slurm_synergy.config import LeaseSettings, parse_address
-from slurm_synergy.controller.auth import Authenticator, control_payload, register_payload
-from slurm_synergy.controller.leases import Gone, LeaseBook, NotYetKnown, TaskView, UnknownToken
+from slurm_synergy.controller.auth import Authenticator, register_payload
+from slurm_synergy.controller.call_guard import (
+    MAX_MESSAGE_BYTES,
+    PROTOCOL,
+    Calls,
+    NotAllowed,
+    answered,
+    bounded,
+    check_protocol,
+    handlers,
+    short_text,
+)
+from slurm_synergy.controller.control_service import CONTROL_CALLS, ControlPort, ControlService
+from slurm_synergy.controller.leases import Gone, LeaseBook, Over, TaskView
 from slurm_synergy.controller.tasks import TaskIdentity, TaskReport
-from slurm_synergy.errors import LeaseError, LedgerError, MungeError
+from slurm_synergy.controller.throttle import Buckets, Busy
+from slurm_synergy.errors import LeaseError
 from slurm_synergy.proto import lease_pb2 as pb
-from slurm_synergy.proto import lease_pb2_grpc as pb_grpc
 
-__all__ = ["MAX_HOLD_S", "PROTOCOL", "ControlPort", "LeaseServer", "advertised_endpoint"]
+__all__ = ["LEASE_CALLS", "MAX_HOLD_S", "PROTOCOL", "LeaseServer", "advertised_endpoint"]
 
-PROTOCOL = 1
 MAX_HOLD_S = 10.0
 """Longest time that a Renew call is held open, in seconds."""
 
 _LOG = logging.getLogger(__name__)
-_T = TypeVar("_T")
-_Request = TypeVar("_Request")
-_MAX_MESSAGE_BYTES = 64 * 1024
+# Somewhat more than is taken apart, so that it is we who refuse a call that is a little too large.
+_MAX_RECEIVED_BYTES = 4 * MAX_MESSAGE_BYTES
+_MAX_STREAMS = 256  # calls at a time over one connection; a launcher makes one or two
+_MAX_IDLE_MS = 300_000
+_WANTED_FILES = 65_536
 _MAX_CALLS = 8192
 _MAX_WAITERS = 4096
-_MAX_LOGINS = 256
 _THREADS = 8
 _LOGIN_THREADS = 4
-_MAX_CAUSES = 64
+_MAX_NODE_NAME, _MAX_TOKEN = 255, 128
 _START_TIMEOUT_S = 10.0
 _STOP_GRACE_S = 0.5
-
-
-class ControlPort(Protocol):
-    """What the control calls need from the controller; thread-safe, answers at once."""
-
-    def status(self) -> Mapping[str, object]:
-        """The state of the controller as one JSON object."""
-        ...
-
-    def jobs(
-        self, *, viewer_uid: int, operators: Collection[int]
-    ) -> Sequence[Mapping[str, object]]:
-        """The jobs as JSON objects, with what this viewer may see."""
-        ...
-
-    def set_draining(self, draining: bool) -> None:
-        """Start nothing more, or go on."""
-        ...
 
 
 def advertised_endpoint(settings: LeaseSettings, port: int) -> str:
@@ -150,9 +143,12 @@ class LeaseServer:
 
     async def _serve(self) -> None:
         self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
+        _allow_many_files()
         server = grpc.aio.server(
             options=[
-                ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+                ("grpc.max_receive_message_length", _MAX_RECEIVED_BYTES),
+                ("grpc.max_concurrent_streams", _MAX_STREAMS),
+                ("grpc.max_connection_idle_ms", _MAX_IDLE_MS),
                 # A second controller on the same port must fail, not share the calls.
                 ("grpc.so_reuseport", 0),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
@@ -163,11 +159,11 @@ class LeaseServer:
             ThreadPoolExecutor(_THREADS, thread_name_prefix="lease-call") as pool,
             ThreadPoolExecutor(_LOGIN_THREADS, thread_name_prefix="lease-login") as logins,
         ):
-            calls = _Calls(self._loop, pool, logins, self._authenticator)
+            calls = Calls(self._loop, pool, logins, self._authenticator)
             service = _LeaseService(calls, self._leases, self._settings.lease_s)
-            control = _ControlService(calls, self._control, self._operators)
-            pb_grpc.add_LeaseServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
-            pb_grpc.add_ControlServiceServicer_to_server(control, server)  # type: ignore[no-untyped-call]
+            control = ControlService(calls, self._control, self._operators)
+            server.add_generic_rpc_handlers([handlers("LeaseService", service, LEASE_CALLS)])
+            server.add_generic_rpc_handlers([handlers("ControlService", control, CONTROL_CALLS)])
             self.port = server.add_insecure_port(self._settings.listen)
             if self.port == 0:
                 raise OSError("the address is in use or not of this machine")
@@ -188,166 +184,118 @@ class LeaseServer:
         return wake
 
 
-class _Calls:
-    """What all calls share: threads for what may block, and authentication."""
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        pool: ThreadPoolExecutor,
-        login_pool: ThreadPoolExecutor,
-        authenticator: Authenticator,
-    ) -> None:
-        self._loop, self._pool, self._authenticator = loop, pool, authenticator
-        # Threads of their own: a munged that hangs must not keep leases from being renewed.
-        self._login_pool, self._logins = login_pool, 0
-        self._told: set[str] = set()
-
-    def refused(self, why: str) -> None:
-        """Log why a credential was refused, each cause once: callers may try it all day."""
-        if why not in self._told and len(self._told) < _MAX_CAUSES:
-            self._told.add(why)
-            _LOG.warning("a caller was refused: %s (said once)", why)
-
-    async def run(self, call: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
-        """``call`` in a thread: it may wait for a lock or a disk."""
-        return await self._loop.run_in_executor(
-            self._pool, functools.partial(call, *args, **kwargs)
-        )
-
-    async def uid_of(self, credential: str, payload: str, nonce: str) -> int:
-        """The authenticated caller. Raises LeaseError."""
-        if self._logins >= _MAX_LOGINS:
-            raise NotYetKnown("too many callers register at once: try again")
-        self._logins += 1
-        try:
-            return await self._loop.run_in_executor(
-                self._login_pool,
-                functools.partial(
-                    self._authenticator.uid_of, credential, payload=payload, nonce=nonce
-                ),
-            )
-        finally:
-            self._logins -= 1
+def _allow_many_files() -> None:
+    """One connection a task is one open file: the usual soft limit is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _WANTED_FILES if hard == resource.RLIM_INFINITY else min(_WANTED_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-class _NotAuthenticated(LeaseError):
-    pass
-
-
-class _NotAllowed(LeaseError):
-    pass
-
-
-def _answered(
-    call: Callable[[Any, _Request], Awaitable[_T]],
-) -> Callable[[Any, _Request, Any], Awaitable[_T]]:
-    """A gRPC method from ``call``: our errors as statuses; of others only that they happened."""
-
-    @functools.wraps(call)
-    async def method(self: Any, request: _Request, context: Any) -> _T:
-        try:
-            return await call(self, request)
-        except (UnknownToken, _NotAuthenticated) as err:
-            code, text = grpc.StatusCode.UNAUTHENTICATED, str(err)
-        except _NotAllowed as err:
-            code, text = grpc.StatusCode.PERMISSION_DENIED, str(err)
-        except (NotYetKnown, MungeError) as err:
-            code, text = grpc.StatusCode.UNAVAILABLE, str(err)
-        except LeaseError as err:
-            code, text = grpc.StatusCode.FAILED_PRECONDITION, str(err)
-        except LedgerError:
-            _LOG.exception("a call met an unusable ledger")
-            code, text = grpc.StatusCode.UNAVAILABLE, "the controller's ledger is unusable"
-        except Exception:  # noqa: BLE001 - whatever it is, it is not the caller's business
-            _LOG.exception("%s failed", call.__name__)
-            code, text = grpc.StatusCode.INTERNAL, "internal error: see the controller's log"
-        await context.abort(code, text)
-        raise AssertionError("abort returned")
-
-    return method
-
-
-class _LeaseService(pb_grpc.LeaseServiceServicer):
-    def __init__(self, calls: _Calls, leases: LeaseBook, lease_s: float) -> None:
-        self._calls, self._leases = calls, leases
+class _LeaseService:
+    def __init__(self, calls: Calls, leases: LeaseBook, lease_s: float) -> None:
+        self.calls, self._leases = calls, leases
         # A call held longer than the lease would let it run out at the caller.
         self._max_hold_s = min(MAX_HOLD_S, lease_s / 3)
         self._events: dict[int, asyncio.Event] = {}
         self._waiters = 0
+        self._news = 0
+        # A job may be as large as it likes, its tasks call every ten seconds and when they must.
+        self._of_task = Buckets(per_s=10.0, burst=100)
+        self._of_job = Buckets(per_s=300.0, burst=6000)
+        self._ends_of_job = Buckets(per_s=20.0, burst=4000)
 
     def wake(self, job_id: int) -> None:
         """There may be news for the tasks of this job."""
+        self._news += 1
         event = self._events.pop(job_id, None)
         if event is not None:
             event.set()
 
-    @_answered
-    async def Register(self, request: pb.RegisterRequest) -> pb.LeaseReply:
-        _check_protocol(request.protocol)
+    @answered
+    async def Register(self, request: pb.RegisterRequest, peer: str) -> pb.LeaseReply:
+        check_protocol(request.protocol)
         task = request.task
         identity = TaskIdentity(
             job_id=task.job_id,
             restart_count=task.restart_count,
             rank=task.rank,
             ranks=task.ranks,
-            node=task.node,
+            node=short_text(task.node, _MAX_NODE_NAME, "the name of a node"),
             step_id=request.step_id,
         )
         payload = register_payload(task.job_id, task.restart_count, task.rank, request.nonce)
-        uid = await _authenticated(self._calls, request.credential, payload, request.nonce)
+        uid = await self.calls.uid_of(peer, request.credential, payload, request.nonce)
         try:
             return await self._admit(identity, uid)
-        except Gone:
-            return pb.LeaseReply(gone=True)
+        except Gone as err:
+            return pb.LeaseReply(gone=True, over=isinstance(err, Over))
 
     async def _admit(self, identity: TaskIdentity, uid: int) -> pb.LeaseReply:
-        owner = await self._calls.run(
+        owner = await self.calls.run(
             self._leases.owner_uid, identity.job_id, identity.restart_count
         )
         if uid != owner:
-            raise _NotAllowed(f"job {identity.job_id} is not a job of user id {uid}")
-        token, view = await self._calls.run(self._leases.register, identity)
+            raise NotAllowed(f"job {identity.job_id} is not a job of user id {uid}")
+        token, view = await self.calls.run(self._leases.register, identity)
         return _reply(view, token=token)
 
-    @_answered
-    async def Renew(self, request: pb.RenewRequest) -> pb.LeaseReply:
+    @answered
+    async def Renew(self, request: pb.RenewRequest, peer: str) -> pb.LeaseReply:
+        report = _report_of_renewal(request)
         try:
             identity = await self._identity(request.token, request.task)
-            view = await self._calls.run(self._leases.renew, identity, _report_of_renewal(request))
-            if not _is_news(view, request):
-                view = await self._hold(identity, request, view)
+            self._count(identity)
+            news = self._news
+            view = await self.calls.run(self._leases.renew, identity, report)
+            if request.wait_s > 0 and not _is_news(view, request):
+                view = await self._hold(identity, request, view, news)
             return _reply(view)
-        except Gone:
-            return pb.LeaseReply(gone=True)
+        except Gone as err:
+            return pb.LeaseReply(gone=True, over=isinstance(err, Over))
 
-    @_answered
-    async def Finish(self, request: pb.FinishRequest) -> pb.FinishReply:
+    @answered
+    async def Finish(self, request: pb.FinishRequest, peer: str) -> pb.FinishReply:
+        report = TaskReport(
+            step=bounded(request.step, "step"), samples=bounded(request.samples, "samples")
+        )
         try:
             identity = await self._identity(request.token, request.task)
-            await self._calls.run(
+            self._count(identity)
+            if not self._ends_of_job.take(identity.job_id):
+                raise Busy(f"tasks of job {identity.job_id} end too often: try again")
+            await self.calls.run(
                 self._leases.finish,
                 identity,
                 exit_code=request.exit_code,
                 checkpointed=request.checkpointed,
-                report=TaskReport(step=request.step, samples=request.samples),
+                report=report,
             )
             return pb.FinishReply(known=True)
         except Gone:
             return pb.FinishReply(known=False)
 
     async def _identity(self, token: str, task: pb.TaskId) -> TaskIdentity:
-        return await self._calls.run(
+        short_text(token, _MAX_TOKEN, "a session token")
+        return await self.calls.run(
             self._leases.identity, token, task.job_id, task.restart_count, task.rank
         )
 
+    def _count(self, identity: TaskIdentity) -> None:
+        """Raises Busy for a task, or a job, that calls too often."""
+        if not self._of_task.take(identity) or not self._of_job.take(identity.job_id):
+            raise Busy(f"a task of job {identity.job_id} calls too often: try again")
+
     async def _hold(
-        self, identity: TaskIdentity, request: pb.RenewRequest, view: TaskView
+        self, identity: TaskIdentity, request: pb.RenewRequest, view: TaskView, news: int
     ) -> TaskView:
-        """Wait for news, as long as the caller asked for and we allow."""
+        """Wait for news, as long as the caller asked for and we allow.
+
+        ``news`` is the count of news from before ``view`` was made.
+        """
         loop = asyncio.get_running_loop()
-        wait_s = request.wait_s if request.wait_s > 0 else 0.0
-        deadline_s = loop.time() + min(wait_s, self._max_hold_s)
+        deadline_s = loop.time() + min(request.wait_s, self._max_hold_s)
         if self._waiters >= _MAX_WAITERS:
             return view
         self._waiters += 1
@@ -355,92 +303,30 @@ class _LeaseService(pb_grpc.LeaseServiceServicer):
             while loop.time() < deadline_s:
                 # The event is there before the look, so that no news falls between the two.
                 event = self._events.setdefault(identity.job_id, asyncio.Event())
-                view = await self._calls.run(self._leases.view, identity)
-                if _is_news(view, request):
-                    return view
+                if news != self._news:
+                    news = self._news
+                    view = await self.calls.run(self._leases.view, identity)
+                    if _is_news(view, request):
+                        return view
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(event.wait(), max(0.0, deadline_s - loop.time()))
-            return await self._calls.run(self._leases.view, identity)
+            return await self.calls.run(self._leases.view, identity)
         finally:
             self._waiters -= 1
-
-
-class _ControlService(pb_grpc.ControlServiceServicer):
-    def __init__(self, calls: _Calls, control: ControlPort, operators: frozenset[int]) -> None:
-        self._calls, self._control, self._operators = calls, control, operators
-
-    @_answered
-    async def Status(self, request: pb.ControlRequest) -> pb.ControlReply:
-        await self._caller(request, "status")
-        return _json_reply(dict(await self._calls.run(self._control.status)))
-
-    @_answered
-    async def Jobs(self, request: pb.ControlRequest) -> pb.ControlReply:
-        uid = await self._caller(request, "jobs")
-        jobs = await self._calls.run(self._control.jobs, viewer_uid=uid, operators=self._operators)
-        return _json_reply({"jobs": list(jobs)})
-
-    @_answered
-    async def Drain(self, request: pb.ControlRequest) -> pb.ControlReply:
-        return await self._set_draining(request, "drain", True)
-
-    @_answered
-    async def Resume(self, request: pb.ControlRequest) -> pb.ControlReply:
-        return await self._set_draining(request, "resume", False)
-
-    async def _set_draining(
-        self, request: pb.ControlRequest, method: str, draining: bool
-    ) -> pb.ControlReply:
-        uid = await self._caller(request, method)
-        if uid not in self._operators:
-            raise _NotAllowed(
-                f"{method} is for operators, and user id {uid} is none; an administrator can "
-                "add it to 'operators' in the settings"
-            )
-        await self._calls.run(self._control.set_draining, draining)
-        _LOG.info("user id %d: %s", uid, method)
-        return _json_reply({"draining": draining})
-
-    async def _caller(self, request: pb.ControlRequest, method: str) -> int:
-        _check_protocol(request.protocol)
-        # The method is part of the nonce: a credential for reading cannot be used for changing.
-        if not request.nonce.startswith(f"{method}-"):
-            raise _NotAuthenticated(f"the nonce of this call begins with '{method}-'")
-        payload = control_payload(request.nonce)
-        return await _authenticated(self._calls, request.credential, payload, request.nonce)
-
-
-async def _authenticated(calls: _Calls, credential: str, payload: str, nonce: str) -> int:
-    try:
-        return await calls.uid_of(credential, payload, nonce)
-    except NotYetKnown:
-        raise
-    except MungeError as err:
-        # Not the caller's fault: it may try again.
-        calls.refused(str(err))
-        raise
-    except LeaseError as err:
-        calls.refused(str(err))
-        raise _NotAuthenticated(str(err)) from err
-
-
-def _check_protocol(protocol: int) -> None:
-    if protocol != PROTOCOL:
-        raise LeaseError(f"this controller speaks protocol {PROTOCOL}, the caller {protocol}")
 
 
 def _report_of_renewal(request: pb.RenewRequest) -> TaskReport:
     progress = request.progress
     return TaskReport(
-        step=progress.step,
-        samples=progress.samples,
-        epoch=progress.epoch,
+        step=bounded(progress.step, "step"),
+        samples=bounded(progress.samples, "samples"),
+        epoch=bounded(progress.epoch, "epoch"),
         step_s=_sane(progress.step_s),
         wait_s=_sane(progress.wait_s),
-        pinned_cpus=progress.pinned_cpus,
-        proposed_stop_step=request.proposed_stop_step,
-        accepted_stop_step=request.accepted_stop_step,
-        refused_stop_step=request.refused_stop_step,
+        pinned_cpus=bounded(progress.pinned_cpus, "pinned_cpus"),
+        proposed_stop_step=bounded(request.proposed_stop_step, "stop step"),
+        accepted_stop_step=bounded(request.accepted_stop_step, "stop step"),
+        refused_stop_step=bounded(request.refused_stop_step, "stop step"),
     )
 
 
@@ -470,10 +356,15 @@ def _reply(view: TaskView, *, token: str = "") -> pb.LeaseReply:
             stop=view.stop,
             stop_within_s=view.stop_within_s,
             node_cores=view.node_cores,
+            grace_s=view.grace_s,
         ),
         stop_step=pb.StopStep(step=view.stop_step, committed=view.stop_committed),
     )
 
 
-def _json_reply(content: Mapping[str, object]) -> pb.ControlReply:
-    return pb.ControlReply(json=json.dumps(content, allow_nan=False))
+LEASE_CALLS: Mapping[str, type[Message]] = {
+    "Register": pb.RegisterRequest,
+    "Renew": pb.RenewRequest,
+    "Finish": pb.FinishRequest,
+}
+"""The methods of the service, and what each is asked with."""

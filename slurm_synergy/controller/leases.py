@@ -21,14 +21,22 @@ from slurm_synergy.core.model import JobStatus, Lease, Node, Placement, Reason
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.errors import LeaseError, LedgerError
 
-__all__ = ["Gone", "LeaseBook", "NotYetKnown", "TaskView", "UnknownToken"]
+__all__ = ["Gone", "LeaseBook", "NotYetKnown", "Over", "TaskView", "UnknownToken"]
 
 _LOG = logging.getLogger(__name__)
 _SAVE_PROGRESS_EVERY_S = 5.0
+_ENDED_REMEMBERED = 4096
 
 
 class Gone(LeaseError):
     """The job or this incarnation of it is not scheduled any more."""
+
+
+class Over(Gone):
+    """Slurm has ended this incarnation: whatever of it is left must not go on.
+
+    The job is started anew, here or elsewhere; two copies would spoil each other's work.
+    """
 
 
 class NotYetKnown(LeaseError):
@@ -54,6 +62,7 @@ class TaskView:
     stop_within_s: float
     stop_step: int
     stop_committed: bool
+    grace_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -68,6 +77,7 @@ class LeaseBook:
 
     ``node_of`` yields a node of the pool by name (None: not known now); it must not call back.
     ``on_event`` is called with a job id when a job's first task registers or any task ends.
+    ``grace_of`` yields how long a stop would leave a job, in seconds (0: not known now).
     """
 
     def __init__(
@@ -78,18 +88,26 @@ class LeaseBook:
         lease_s: float,
         node_of: Callable[[str], Node | None],
         on_event: Callable[[int], None] = lambda job_id: None,
+        grace_of: Callable[[int], float] = lambda job_id: 0.0,
     ) -> None:
         self._ledger, self._clock, self._lease_s = ledger, clock, lease_s
-        self._node_of, self._on_event = node_of, on_event
+        self._node_of, self._on_event, self._grace_of = node_of, on_event, grace_of
         self._lock = threading.RLock()
         self._entries: dict[int, _Entry] = {}
         self._tokens: dict[str, TaskIdentity] = {}
+        self._token_of: dict[TaskIdentity, str] = {}
+        self._on_node: dict[str, set[int]] = {}
         self._reserved: dict[str, frozenset[int]] = {}
+        self._ended: dict[int, int] = {}
+        self._gpus: dict[int, dict[str, tuple[int, ...]]] = {}
         self._listeners: list[Callable[[int], None]] = []
         for stored in ledger.load_leases():
             entry = _Entry(stored)
             entry.tasks.restore(stored.finished)
             self._entries[stored.lease.job_id] = entry
+            self._note_nodes(stored.lease.job_id)
+        # Their floors were put in place by the controller before this one.
+        self._settled = set(self._entries)
 
     # LeasePort of the seam
 
@@ -139,7 +157,10 @@ class LeaseBook:
             before = old.stored.lease.placement.nodes if old else ()
             changed = self._change({job_id: stored}, (*before, *placement.nodes))
             self._entries[job_id].tasks = tasks
+            self._ended.pop(job_id, None)
             if not same_run:
+                self._gpus.pop(job_id, None)
+                self._settled.discard(job_id)
                 self._drop_tokens(job_id)
             lease = self._entries[job_id].stored.lease
         self._announce(changed)
@@ -192,14 +213,31 @@ class LeaseBook:
             return StopState.OVERDUE if state is StopState.WAITING and overdue else state
 
     def end(self, job_id: int) -> None:
-        """The job holds nothing any more: forget its lease; unknown jobs are no error."""
+        """Slurm shows that the job's run is over: forget its lease; unknown jobs are no error.
+
+        Whatever of that run still asks for its lease is told to end.
+        """
+        self._drop(job_id, over=True)
+
+    def let_go(self, job_id: int) -> None:
+        """We schedule the job no more: forget its lease; its tasks run on as Slurm has them."""
+        self._drop(job_id, over=False)
+
+    def _drop(self, job_id: int, *, over: bool) -> None:
         with self._lock:
             entry = self._entries.get(job_id)
             if entry is None:
                 return
             self._save_progress(entry)
             self._ledger.end_lease(job_id)
+            self._leave_nodes(job_id)
             del self._entries[job_id]
+            self._gpus.pop(job_id, None)
+            self._settled.discard(job_id)
+            if over:
+                self._ended[job_id] = entry.stored.incarnation
+            while len(self._ended) > _ENDED_REMEMBERED:
+                del self._ended[next(iter(self._ended))]
             self._drop_tokens(job_id)
             changed = self._change({}, entry.stored.lease.placement.nodes)
         self._announce({job_id, *changed})
@@ -213,6 +251,32 @@ class LeaseBook:
             self._reserved[node] = wanted
             changed = self._change({}, (node,))
         self._announce(changed)
+
+    def set_gpus(self, job_id: int, gpus: Mapping[str, tuple[int, ...]]) -> None:
+        """The GPUs that a job has got, by node: its floor is put near them, once.
+
+        Slurm chooses them at the start, after the lease was made. Later its floor stays.
+        """
+        with self._lock:
+            entry = self._entries.get(job_id)
+            if entry is None or self._gpus.get(job_id) == gpus:
+                return
+            known, self._gpus[job_id] = job_id in self._gpus, dict(gpus)
+            nodes = [node for name in gpus if (node := self._node_of(name)) is not None]
+            moving = {node.name for node in nodes if self._near(job_id, node)}
+            if known or job_id in self._settled or not moving:
+                return
+            # Those that start beside it have no final place yet either.
+            fresh = {job_id, *(self._entries.keys() - self._gpus.keys() - self._settled)}
+            anew = {one: _unbound(self._entries[one].stored, moving) for one in fresh}
+            changed = self._change(anew, moving)
+        self._announce(changed)
+
+    def _near(self, job_id: int, node: Node) -> tuple[int, ...]:
+        """The sockets of the job's GPUs on the node, as far as they are known."""
+        ids = self._gpus.get(job_id, {}).get(node.name, ())
+        known = {node.gpu_sockets[one] for one in ids if one < len(node.gpu_sockets)}
+        return tuple(sorted(known - {-1}))
 
     def lease(self, job_id: int) -> Lease | None:
         """The lease in force, or None."""
@@ -259,10 +323,9 @@ class LeaseBook:
             if identity.node not in entry.stored.lease.placement.nodes:
                 raise LeaseError(f"job {identity.job_id} holds nothing on node {identity.node!r}")
             first = entry.tasks.register(identity)
-            for token in [key for key, known in self._tokens.items() if known == identity]:
-                del self._tokens[token]
+            self._tokens.pop(self._token_of.get(identity, ""), None)
             token = secrets.token_urlsafe(32)
-            self._tokens[token] = identity
+            self._tokens[token], self._token_of[identity] = identity, token
             view = self._extended(entry, identity)
         if first:
             self._on_event(identity.job_id)
@@ -329,9 +392,11 @@ class LeaseBook:
     def _current(self, job_id: int, restart_count: int) -> _Entry:
         entry = self._entries.get(job_id)
         if entry is None:
+            if restart_count <= self._ended.get(job_id, -1):
+                raise Over(f"restart {restart_count} of job {job_id} has ended")
             raise Gone(f"job {job_id} holds no lease")
         if restart_count < entry.stored.incarnation:
-            raise Gone(f"job {job_id} was restarted since (restart {entry.stored.incarnation})")
+            raise Over(f"job {job_id} was restarted since (restart {entry.stored.incarnation})")
         if restart_count > entry.stored.incarnation:
             raise NotYetKnown(f"restart {restart_count} of job {job_id} is not known yet")
         return entry
@@ -344,8 +409,10 @@ class LeaseBook:
 
     def _change(self, updates: Mapping[int, StoredLease], nodes: Iterable[str]) -> set[int]:
         """Write updated leases and what they do to others on ``nodes``; ids of changed leases."""
-        after = {job_id: entry.stored for job_id, entry in self._entries.items()} | dict(updates)
-        for node in sorted(set(nodes)):
+        touched = set(nodes)
+        beside = {job_id for node in touched for job_id in self._on_node.get(node, ())}
+        after = {job_id: self._entries[job_id].stored for job_id in sorted(beside)} | dict(updates)
+        for node in sorted(touched):
             after.update(self._rebound(node, after))
         changed: dict[int, StoredLease] = {}
         for job_id, stored in after.items():
@@ -357,10 +424,22 @@ class LeaseBook:
             self._ledger.save_leases(changed.values())
         for job_id, stored in changed.items():
             if job_id in self._entries:
+                self._leave_nodes(job_id)
                 self._entries[job_id].stored = stored
             else:
                 self._entries[job_id] = _Entry(stored)
+            self._note_nodes(job_id)
         return set(changed)
+
+    def _note_nodes(self, job_id: int) -> None:
+        for node in self._entries[job_id].stored.lease.placement.nodes:
+            self._on_node.setdefault(node, set()).add(job_id)
+
+    def _leave_nodes(self, job_id: int) -> None:
+        for node in self._entries[job_id].stored.lease.placement.nodes:
+            self._on_node[node].discard(job_id)
+            if not self._on_node[node]:
+                del self._on_node[node]
 
     def _rebound(self, name: str, leases: Mapping[int, StoredLease]) -> dict[int, StoredLease]:
         node = self._node_of(name)
@@ -374,6 +453,7 @@ class LeaseBook:
                 floor=node.proportional(stored.lease.placement.on(name).gpus).cpus,
                 held=stored.lease.cores.get(name, ()),
                 held_floor=stored.lease.floor.get(name, ()),
+                near=self._near(job_id, node),
             )
             for job_id, stored in leases.items()
             if stored.wrapped and name in stored.lease.placement.nodes
@@ -383,6 +463,7 @@ class LeaseBook:
             sockets=node.sockets,
             requests=requests,
             reserved=self._reserved.get(name, frozenset()),
+            threads_per_core=node.threads_per_core,
         )
         return {job_id: _bind(leases[job_id], name, cores) for job_id, cores in bound.items()}
 
@@ -407,6 +488,7 @@ class LeaseBook:
             stop_within_s=max(0.0, (stored.stop_deadline_s or now_s) - now_s),
             stop_step=stop_step,
             stop_committed=committed,
+            grace_s=self._grace_of(lease.job_id),
         )
 
     def _save_progress(self, entry: _Entry) -> None:
@@ -422,7 +504,7 @@ class LeaseBook:
 
     def _drop_tokens(self, job_id: int) -> None:
         for token in [key for key, known in self._tokens.items() if known.job_id == job_id]:
-            del self._tokens[token]
+            self._token_of.pop(self._tokens.pop(token), None)
 
     def _announce(self, job_ids: Iterable[int]) -> None:
         # Outside the lock: a listener may call back.
@@ -439,6 +521,19 @@ def _equal(
         stored.owner_uid == owner_uid
         and lease.placement == placement
         and dict(lease.granted) == dict(granted)
+    )
+
+
+def _unbound(stored: StoredLease, nodes: Iterable[str]) -> StoredLease:
+    """Without any cores on ``nodes``."""
+    lease, left = stored.lease, set(nodes)
+    return replace(
+        stored,
+        lease=replace(
+            lease,
+            cores={name: ids for name, ids in lease.cores.items() if name not in left},
+            floor={name: ids for name, ids in lease.floor.items() if name not in left},
+        ),
     )
 
 

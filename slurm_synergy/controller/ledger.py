@@ -22,16 +22,36 @@ from typing import IO, TypeVar
 from slurm_synergy.cluster import Action, Clock, Outcome, Record
 from slurm_synergy.controller.codec import decode, encode
 from slurm_synergy.controller.journal import Journal, decode_action, encode_action
+from slurm_synergy.controller.rounds import Round
+from slurm_synergy.controller.state_files import make_state_dir, open_private
 from slurm_synergy.core.model import Lease, Plan, Profile, Reason, Snapshot
-from slurm_synergy.errors import LedgerError, ModelError
+from slurm_synergy.core.resources import Resources
+from slurm_synergy.errors import LedgerError, LedgerUnavailable, ModelError
 
-__all__ = ["SCHEMA_VERSION", "Ledger", "OpenIntent", "StoredLease"]
+__all__ = ["SCHEMA_VERSION", "Ledger", "OpenIntent", "StoredLease", "holder_of"]
 
 SCHEMA_VERSION = 1
 """``user_version`` of the file; a newer one is refused."""
 
 _T = TypeVar("_T")
 _BUSY_TIMEOUT_S = 5.0
+# What passes: the file is intact, and the next try may succeed.
+_REMEDIES = {
+    sqlite3.SQLITE_FULL: "free some space on its file system",
+    sqlite3.SQLITE_READONLY: "correct the owner and mode of state_dir",
+    sqlite3.SQLITE_BUSY: "another program has it open: end that program",
+    sqlite3.SQLITE_LOCKED: "another program has it open: end that program",
+}
+# SQLite calls only ENOSPC "full"; a quota, or no room for its index in memory, comes as these.
+_WRITE_FAILED = frozenset(
+    {
+        sqlite3.SQLITE_IOERR_WRITE,
+        sqlite3.SQLITE_IOERR_TRUNCATE,
+        sqlite3.SQLITE_IOERR_SHMOPEN,
+        sqlite3.SQLITE_IOERR_SHMSIZE,
+        sqlite3.SQLITE_IOERR_SHMMAP,
+    }
+)
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE jobs (
@@ -104,6 +124,8 @@ class Ledger:
         self._clock, self._catalogue = clock, catalogue
         self._path = state_dir / "ledger.sqlite"
         self._lock = threading.RLock()
+        self.error_count = 0
+        """Uses of ledger and journal that failed, since this object was made."""
         self._lock_file = _lock_directory(state_dir)
         try:
             self._db = self._open()
@@ -141,6 +163,26 @@ class Ledger:
         with self._transaction() as db:
             _set_meta(db, "draining", "1" if draining else "0")
 
+    def mode(self) -> str:
+        """The mode that was last in force, as a word; empty when none ever was."""
+        return self._meta("mode") or ""
+
+    def set_mode(self, mode: str) -> None:
+        """Remember, over restarts too, which mode is in force: what it did may need undoing."""
+        if self.mode() != mode:
+            with self._transaction() as db:
+                _set_meta(db, "mode", mode)
+
+    def reservation(self) -> str:
+        """Which reservation is ours, as its keeper noted it; empty when none ever was."""
+        return self._meta("reservation") or ""
+
+    def set_reservation(self, mark: str) -> None:
+        """Remember, over restarts too, which reservation is ours."""
+        if self.reservation() != mark:
+            with self._transaction() as db:
+                _set_meta(db, "reservation", mark)
+
     def next_round(self) -> int:
         """A round number greater than all earlier ones, also after a restart."""
         with self._transaction() as db:
@@ -176,10 +218,20 @@ class Ledger:
         actions: Sequence[Action],
         outcomes: Sequence[Outcome],
         took_s: Mapping[str, float],
+        free: Mapping[str, Resources] | None = None,
     ) -> None:
         """Append the round to the journal. Raises LedgerError when it cannot be written."""
         with self._lock:
-            self._journal.append(snapshot, plan, actions, outcomes, took_s)
+            try:
+                self._journal.append(snapshot, plan, actions, outcomes, took_s, free)
+            except LedgerError:
+                self.error_count += 1
+                raise
+
+    def last_round(self) -> Round | None:
+        """The newest round of the journal, also of an earlier process. Raises LedgerError."""
+        with self._lock:
+            return self._journal.last()
 
     def profile(self, key: str) -> Profile | None:
         """The measured profile of that key, else the catalogue's, else None."""
@@ -201,7 +253,7 @@ class Ledger:
                 for row in rows
             )
         except (ModelError, json.JSONDecodeError) as err:
-            raise self._damaged(err) from err
+            raise self._failure(err) from err
 
     def forget_intents(self, up_to_round: int) -> None:
         """Drop open intents of that round and before: they were looked into."""
@@ -295,6 +347,16 @@ class Ledger:
                 (job_id, json.dumps(dict(request), allow_nan=False)),
             )
 
+    def update_request(self, job_id: int, changes: Mapping[str, object]) -> None:
+        """Put entries into what is remembered of a job; a job without memory gets none."""
+        with self._transaction() as db:
+            row = db.execute("SELECT request FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
+            if row is None or row["request"] is None:
+                return
+            changed = {**json.loads(row["request"]), **changes}
+            text = json.dumps(changed, allow_nan=False)
+            db.execute("UPDATE jobs SET request = ? WHERE job_id = ?", (text, job_id))
+
     def request(self, job_id: int) -> Mapping[str, object] | None:
         """What the user originally asked for, or None when that was not remembered."""
         rows = self._query("SELECT request FROM jobs WHERE job_id = ?", job_id)
@@ -321,8 +383,7 @@ class Ledger:
 
     def _open(self) -> sqlite3.Connection:
         try:
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            self._path.chmod(0o600)
+            os.close(open_private(self._path, os.O_RDWR))
         except OSError as err:
             raise LedgerError(
                 f"cannot open {self._path}: {err}; correct the owner and mode of state_dir"
@@ -341,7 +402,7 @@ class Ledger:
             self._migrate(db)
         except sqlite3.Error as err:
             db.close()
-            raise self._damaged(err) from err
+            raise self._failure(err) from err
         except BaseException:
             db.close()
             raise
@@ -364,16 +425,15 @@ class Ledger:
         with self._lock:
             try:
                 self._db.execute("BEGIN IMMEDIATE")
-                try:
-                    yield self._db
-                except BaseException:
-                    self._db.execute("ROLLBACK")
-                    raise
+                yield self._db
                 self._db.execute("COMMIT")
-            except sqlite3.Error as err:
+            except BaseException as err:
+                # A full disk has rolled it back already: doing so again would be the error shown.
                 if self._in_transaction():
                     self._db.execute("ROLLBACK")
-                raise self._damaged(err) from err
+                if isinstance(err, sqlite3.Error):
+                    raise self._failure(err) from err
+                raise
 
     def _in_transaction(self) -> bool:
         try:
@@ -386,7 +446,7 @@ class Ledger:
             try:
                 return self._db.execute(sql, values).fetchall()
             except sqlite3.Error as err:
-                raise self._damaged(err) from err
+                raise self._failure(err) from err
 
     def _meta(self, key: str) -> str | None:
         rows = self._query("SELECT value FROM meta WHERE key = ?", key)
@@ -412,22 +472,21 @@ class Ledger:
         try:
             return decode(kind, json.loads(text))
         except (ModelError, json.JSONDecodeError) as err:
-            raise self._damaged(err) from err
+            raise self._failure(err) from err
 
-    def _damaged(self, err: Exception) -> LedgerError:
-        text = str(err)
-        if "locked" in text or "busy" in text:
-            remedy = "another program has it open: end that program"
-        elif "full" in text:
-            remedy = "free some space on its file system"
-        elif "readonly" in text:
-            remedy = "correct the owner and mode of state_dir"
-        else:
-            remedy = (
-                "nothing was deleted: restore a copy of it, or move it away and start again "
-                "(running jobs are then adopted as Slurm shows them)"
-            )
-        return LedgerError(f"the ledger {self._path} cannot be used: {text}; {remedy}")
+    def _failure(self, err: Exception) -> LedgerError:
+        self.error_count += 1
+        code = getattr(err, "sqlite_errorcode", 0)
+        remedy = _REMEDIES.get(code & 0xFF)
+        if code in _WRITE_FAILED:
+            remedy = "free some space on its file system (or raise the quota)"
+        if remedy is not None:
+            return LedgerUnavailable(f"the ledger {self._path} cannot be written: {err}; {remedy}")
+        return LedgerError(
+            f"the ledger {self._path} cannot be used: {err}; nothing was deleted: restore a copy "
+            "of it, or move it away and start again (running jobs are then adopted as Slurm shows "
+            "them)"
+        )
 
 
 def _set_meta(db: sqlite3.Connection, key: str, value: str) -> None:
@@ -437,10 +496,9 @@ def _set_meta(db: sqlite3.Connection, key: str, value: str) -> None:
 def _lock_directory(state_dir: Path) -> IO[str]:
     lock_path = state_dir / "lock"
     try:
-        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(lock_path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        make_state_dir(state_dir)
+        fd = open_private(lock_path, os.O_RDWR | os.O_APPEND)
         file = os.fdopen(fd, "a+", encoding="utf-8")
-        lock_path.chmod(0o600)
     except OSError as err:
         raise LedgerError(
             f"cannot use the state directory {state_dir}: {err}; set state_dir to a directory "
@@ -460,3 +518,19 @@ def _lock_directory(state_dir: Path) -> IO[str]:
     file.write(f"{os.getpid()}\n")
     file.flush()
     return file
+
+
+def holder_of(state_dir: Path) -> str | None:
+    """The process id of the daemon that uses ``state_dir``, "unknown", or None when none does.
+
+    Changes nothing, and takes no lock that would be in a starting daemon's way for long.
+    """
+    try:
+        with (state_dir / "lock").open(encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read().strip() or "unknown"
+    except OSError:
+        return None
+    return None

@@ -80,7 +80,9 @@ def test_commands_of_a_script_are_numbered_by_their_first_start(
     assert [command_number(run, one) for one in ("a", "b", "a", "c", "b")] == [1, 2, 1, 3, 2]
     again = {**run, "SLURM_RESTART_COUNT": "1"}
     assert [command_number(again, one) for one in ("a --port 2", "b")] == [1, 2]
-    (own, _) = sorted(tmp_path.iterdir())
+    # A job of the same number on another cluster of this machine counts for itself.
+    assert command_number({**run, "SLURM_TASK_PID": "4711"}, "c") == 1
+    (own, *_) = sorted(tmp_path.iterdir())
     assert stat.S_IMODE(own.stat().st_mode) == 0o600
     # Typed by hand each command is for itself.
     assert command_number({"SLURM_JOB_ID": "7"}, "b") == 1
@@ -93,7 +95,7 @@ def test_where_the_order_cannot_be_kept_there_is_one_command(
     run = {"ENVIRONMENT": "BATCH", "SLURM_JOB_ID": "7"}
     target = tmp_path / "target"
     target.write_text("0\n")
-    (tmp_path / f"synergy-{os.getuid()}-7-0.commands").symlink_to(target)
+    (tmp_path / f"synergy-{os.getuid()}-7-0-0.commands").symlink_to(target)
     assert command_number(run, "a") == command_number(run, "b") == 1
     assert target.read_text() == "0\n"
     monkeypatch.setattr(private, "_ORDER_PLACE", tmp_path / "none")
@@ -108,4 +110,4 @@ def test_orders_that_nobody_touches_any_more_are_removed(
     (old,) = tmp_path.iterdir()
     os.utime(old, (1.0, 1.0))
     command_number({"ENVIRONMENT": "BATCH", "SLURM_JOB_ID": "8"}, "a")
-    assert [path.name for path in tmp_path.iterdir()] == [f"synergy-{os.getuid()}-8-0.commands"]
+    assert [path.name for path in tmp_path.iterdir()] == [f"synergy-{os.getuid()}-8-0-0.commands"]

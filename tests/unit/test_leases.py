@@ -11,7 +11,7 @@ from manual_clock import ManualClock
 
 from slurm_synergy.cluster import StopState
 from slurm_synergy.controller.agreement import StopAgreement
-from slurm_synergy.controller.leases import Gone, LeaseBook, NotYetKnown, UnknownToken
+from slurm_synergy.controller.leases import Gone, LeaseBook, NotYetKnown, Over, UnknownToken
 from slurm_synergy.controller.ledger import Ledger
 from slurm_synergy.controller.tasks import JobTasks, TaskIdentity, TaskReport
 from slurm_synergy.core.model import Job, JobStatus, Lease, Node, Placement, Reason, ReasonCode
@@ -135,6 +135,33 @@ def test_unknown_nodes_and_unknown_jobs_are_refused(world: World) -> None:
         with pytest.raises(LeaseError, match="job 1 holds no lease"):
             call()
     world.book.end(1)
+
+
+def test_a_run_that_has_ended_is_told_so_and_a_job_never_known_is_not(world: World) -> None:
+    grant(world.book, 1, 10)
+    world.book.register(task())
+    world.book.end(1)
+    with pytest.raises(Over, match="restart 0 of job 1 has ended"):
+        world.book.owner_uid(1, 0)
+    with pytest.raises(Gone) as unknown:
+        world.book.owner_uid(2, 0)
+    assert not isinstance(unknown.value, Over)
+    grant(world.book, 3, 2)
+    world.book.let_go(3)
+    with pytest.raises(Gone) as let_go:
+        world.book.owner_uid(3, 0)
+    assert not isinstance(let_go.value, Over)
+    # Started again as the same incarnation: a start that was taken back before it ran.
+    grant(world.book, 1, 10)
+    assert world.book.owner_uid(1, 0) == 1000
+
+
+def test_the_view_has_the_time_that_a_stop_would_leave(world: World) -> None:
+    world.book = LeaseBook(
+        world.ledger, world.clock, lease_s=60, node_of=NODES.get, grace_of={1: 45.0}.__getitem__
+    )
+    grant(world.book, 1, 10)
+    assert world.book.register(task())[1].grace_s == 45.0
 
 
 def test_a_resize_moves_cores_of_neighbours_with_new_generations(world: World) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sqlite3
 import stat
 import subprocess
@@ -34,7 +35,7 @@ from slurm_synergy.core.model import (
     Snapshot,
 )
 from slurm_synergy.core.resources import Resources
-from slurm_synergy.errors import LedgerError, ModelError
+from slurm_synergy.errors import LedgerError, LedgerUnavailable, ModelError
 
 MOVED = Reason(code=ReasonCode.MOVED, text="elsewhere")
 
@@ -297,6 +298,38 @@ def test_a_file_locked_by_another_program_is_reported(
         other.close()
         ledger.set_draining(True)
         assert ledger.draining()
+
+
+def test_a_full_disk_is_not_taken_for_damage_and_the_next_write_succeeds(
+    state_dir: Path, clock: ManualClock
+) -> None:
+    with Ledger(state_dir, clock=clock) as ledger:
+        ledger.save_leases([stored(1)])
+        pages = ledger._query("PRAGMA page_count")[0][0]
+        ledger._query(f"PRAGMA max_page_count = {pages}")
+        many = [stored(job_id) for job_id in range(2, 200)]
+        with pytest.raises(LedgerUnavailable, match="free some space"):
+            ledger.save_leases(many)
+        assert [one.lease.job_id for one in ledger.load_leases()] == [1]
+        ledger._query("PRAGMA max_page_count = 100000")
+        ledger.save_leases(many)
+        assert len(ledger.load_leases()) == 199
+
+
+def test_a_journal_without_room_keeps_whole_lines(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, max_mib=1, keep=1)
+    journal.append(snapshot(), plan(), (), (), {})
+    whole = (tmp_path / "journal.jsonl").read_bytes()
+    # The kernel writes what still fits, and refuses the rest.
+    limit = len(whole) + 10
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(LedgerUnavailable, match="free some space"):
+            journal.append(snapshot(), plan(), (), (), {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / "journal.jsonl").read_bytes() == whole
 
 
 def test_an_unwritable_state_directory_is_named(tmp_path: Path, clock: ManualClock) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import configparser
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+# Of 10; what is left is the network and the sockets that it is there for.
+MOST_EXPOSED = 1.6
 UNIT = Path(__file__).parents[2] / "etc" / "slurm-synergyd.service"
 
 
@@ -25,8 +28,31 @@ def test_it_starts_the_controller_of_the_virtual_environment() -> None:
     assert options[:2] == ["--config", "/etc/slurm-synergy/synergy.yaml"]
 
 
-def test_it_names_no_man_page() -> None:
-    assert "man:" not in UNIT.read_text()
+def test_the_man_pages_that_it_names_are_ours() -> None:
+    line = next(one for one in UNIT.read_text().splitlines() if one.startswith("Documentation="))
+    pages = re.findall(r"man:(\S+)\((\d)\)", line)
+    assert pages
+    for name, section in pages:
+        assert (UNIT.parents[1] / "docs" / "man" / f"{name}.{section}.in").is_file()
+
+
+def test_it_runs_as_the_account_that_the_installation_makes() -> None:
+    user = re.search(r"^User=(\S+)$", UNIT.read_text(), re.MULTILINE)
+    assert user is not None
+    assert user[1] != "root"
+    assert f"\nu {user[1]} " in (UNIT.parent / "slurm-synergy.sysusers").read_text()
+
+
+def test_it_is_exposed_to_little() -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed (Debian: apt-get install systemd)")
+    offline = ["systemd-analyze", "security", "--offline=yes", "--no-pager"]
+    done = subprocess.run([*offline, str(UNIT)], capture_output=True, text=True, check=False)
+    if "unrecognized option" in done.stderr:
+        pytest.skip("this systemd-analyze does not look at unit files (from release 250 on)")
+    found = re.search(r"Overall exposure level for \S+: ([0-9.]+)", done.stdout)
+    assert found is not None, done.stderr
+    assert float(found[1]) <= MOST_EXPOSED
 
 
 def test_systemd_understands_it(tmp_path: Path) -> None:
@@ -38,7 +64,10 @@ def test_systemd_understands_it(tmp_path: Path) -> None:
     program.chmod(0o755)
     copy.write_text(UNIT.read_text().replace("/opt/slurm-synergy/bin/slurm-synergyd", str(program)))
     done = subprocess.run(
-        ["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False
+        ["systemd-analyze", "verify", "--man=no", str(copy)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     about_us = [line for line in done.stderr.splitlines() if "synergyd" in line]
     assert about_us == []
