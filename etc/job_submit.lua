@@ -472,7 +472,11 @@ local function count_nodes(job, asked)
   if most == 0 then most = nil end
   local tasks, per_node = given(job.num_tasks), given(job.ntasks_per_node)
   if per_node == 0 then per_node = nil end
-  if not least or least == 0 then
+  -- Slurm takes a job of no nodes for one that only makes buffers: it has no CPUs, ever.
+  if least == 0 then
+    refuse("-N 0 cannot be used in partition %s; use -N K for K nodes", SITE.partition)
+  end
+  if not least then
     if tasks and per_node then return math.ceil(tasks / per_node) end
     if asked.job and asked.node and asked.job % asked.node == 0 then
       return math.floor(asked.job / asked.node)

@@ -147,6 +147,8 @@ class Stage:
 
     def _settings(self, state: Path, policy: str, mechanism: str, nodes: str) -> dict[str, object]:
         return {
+            "mode": "act",
+            "metrics": {"listen": None},
             "slurm": {"conf": str(self.cluster.conf_path)},
             "pool": {"nodes": nodes},
             # Quick rounds suit jobs of a minute; a site's jobs of days keep the defaults.

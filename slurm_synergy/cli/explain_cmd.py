@@ -14,7 +14,7 @@ import click
 from slurm_synergy.cli.control import ask, find_target, local_settings, options
 from slurm_synergy.controller.explaining import explained
 from slurm_synergy.controller.rounds import last_round
-from slurm_synergy.core.wording import duration
+from slurm_synergy.core.wording import duration, printable
 from slurm_synergy.errors import ConfigError, LedgerError, ModelError, NoControllerError
 
 __all__ = ["explain"]
@@ -35,7 +35,7 @@ def explain(job: str, config: Path | None, as_json: bool) -> None:
         click.echo(json.dumps(answer, indent=2))
         return
     for line in answer["text"]:
-        click.echo(line)
+        click.echo(printable(line))
     age = duration(answer["round_age_s"])
     if answer["source"] == "journal":
         click.echo(

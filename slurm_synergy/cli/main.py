@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         click.echo(f"synergyctl: {err}", err=True)
         sys.exit(2)
     except SynergyError as err:
-        click.echo(f"synergyctl: {err}", err=True)
+        click.echo(f"synergyctl: {err.in_short}", err=True)
         sys.exit(1)
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -137,6 +137,13 @@ def _memory(
         return _NoMemory()
 
 
+def _begun(memory: Remembers) -> Collection[int]:
+    """Jobs with a lease: what a killed controller had begun to start is among them."""
+    if not isinstance(memory, Ledger):
+        return ()
+    return {stored.lease.job_id for stored in memory.load_leases()}
+
+
 def _plan(client: SlurmClient, settings: Settings, memory: Remembers, result: _Result) -> None:
     result.jobs = list(
         plan_release(
@@ -144,6 +151,7 @@ def _plan(client: SlurmClient, settings: Settings, memory: Remembers, result: _R
             result.partition,
             result.reservation,
             lambda facts: original_request(facts, memory),
+            _begun(memory),
         )
     )
     plugins = client.read_config().raw.get("JobSubmitPlugins", "")
@@ -207,6 +215,7 @@ def _pass(
             result.reservation,
             lambda facts: original_request(facts, memory),
             tell,
+            _begun(memory),
         )
     except ClusterError as err:
         return err

@@ -1,4 +1,8 @@
-"""Tables for people: drawn on a terminal, plain aligned columns elsewhere."""
+"""Tables for people: drawn on a terminal, plain aligned columns elsewhere.
+
+Job names and hints are any bytes that a user likes. What would steer a terminal, or fake a row by a
+line break, is shown as an escape.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,14 @@ from collections.abc import Sequence
 
 import click
 
+from slurm_synergy.core.wording import printable
+
 __all__ = ["print_table"]
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print ``rows`` under ``columns``; nothing is cut off where the output is not a terminal."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
         _draw(columns, rows)
         return

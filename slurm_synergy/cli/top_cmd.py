@@ -20,6 +20,7 @@ from slurm_synergy.cli.top_view import (
     Screen,
     screen_of,
 )
+from slurm_synergy.core.wording import printable
 from slurm_synergy.errors import SynergyError
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def _pictures(target: Target, interval_s: float) -> Iterator[Screen]:
 
 
 def _print(screen: Screen) -> None:
-    click.echo(screen.headline)
+    click.echo(printable(screen.headline))
     for name, columns, nothing in _TABLES:
         rows: Sequence[Sequence[str]] = getattr(screen, name)
         click.echo()
@@ -116,7 +117,7 @@ def _drawn(screen: Screen, height: int) -> RenderableType:
     from rich.text import Text
 
     left = height - 2 - 4 * len(_TABLES)
-    parts: list[RenderableType] = [Text(screen.headline)]
+    parts: list[RenderableType] = [Text(printable(screen.headline))]
     for name, columns, nothing in _TABLES:
         rows: Sequence[Sequence[str]] = getattr(screen, name)
         shown = rows[: max(left, 1)]
@@ -124,7 +125,7 @@ def _drawn(screen: Screen, height: int) -> RenderableType:
         table = Table(*columns, box=box.SIMPLE_HEAD)
         for row in shown:
             # Text, not str: a job's name must not be read as markup.
-            table.add_row(*(Text(cell) for cell in row))
+            table.add_row(*(Text(printable(cell)) for cell in row))
         parts.append(table if rows else Text(nothing))
         if len(shown) < len(rows):
             parts.append(Text(f"… and {len(rows) - len(shown)} more ({name})"))

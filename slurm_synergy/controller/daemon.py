@@ -25,6 +25,7 @@ from slurm_synergy.controller.auth import Authenticator, munge_socket, operator_
 from slurm_synergy.controller.daily import DailySummary
 from slurm_synergy.controller.lease_service import LeaseServer
 from slurm_synergy.controller.ledger import Ledger
+from slurm_synergy.controller.log_format import PlainFormatter
 from slurm_synergy.controller.loop import Loop, Parts
 from slurm_synergy.controller.notify import Notifier
 from slurm_synergy.controller.state_files import open_private
@@ -69,9 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = argument_parser().parse_args(argv)
     # The journal has the time already.
     stamp = "" if "JOURNAL_STREAM" in os.environ else "%(asctime)s "
-    logging.basicConfig(
-        stream=sys.stderr, format=f"{stamp}%(levelname)s %(name)s: %(message)s", level=logging.INFO
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PlainFormatter(f"{stamp}%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.INFO)
     try:
         settings = _settings(options.config)
         _LOG.setLevel(settings.log_level.value.upper())

@@ -70,9 +70,9 @@ class Journal:
         line = round_as_line(self._last)
         try:
             self._rotate_if_full(len(line))
-            fd = open_private(self._path, os.O_WRONLY | os.O_APPEND)
-            with os.fdopen(fd, "ab", buffering=0) as file:
-                _write_whole(file, line.encode())
+            fd = open_private(self._path, os.O_RDWR | os.O_APPEND)
+            with os.fdopen(fd, "a+b", buffering=0) as file:
+                _write_whole(file, _break_before(fd) + line.encode())
         except OSError as err:
             raise LedgerUnavailable(
                 f"cannot write the journal {self._path}: {err}; free some space or correct the "
@@ -94,6 +94,15 @@ class Journal:
 
     def _numbered(self, number: int) -> Path:
         return self._path.with_name(f"journal.{number}.jsonl")
+
+
+def _break_before(fd: int) -> bytes:
+    """A line break when the file ends in the middle of a line, as a crash or a person leaves it.
+
+    The torn line alone is lost then, and not the round that is written behind it.
+    """
+    size = os.fstat(fd).st_size
+    return b"\n" if size and os.pread(fd, 1, size - 1) != b"\n" else b""
 
 
 def _write_whole(file: FileIO, line: bytes) -> None:

@@ -1,7 +1,8 @@
 """The loop: one reading of Slurm per turn, and a round on it when one is due.
 
-Whatever fails, running jobs keep their leases and the next turn tries again; only an unusable
-ledger ends the loop.
+Whatever fails, running jobs keep their leases and the next turn tries again, also while the ledger
+cannot be written: then nothing is started, as it could not be recorded. Only a ledger that is
+damaged ends the loop.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from slurm_synergy.config import SchedulingSettings
 from slurm_synergy.controller.triggers import RoundTimer
 from slurm_synergy.core.decide import Mechanism, Policy
 from slurm_synergy.core.model import JobPhase, Plan, ReasonCode, Snapshot
-from slurm_synergy.errors import LedgerError, SynergyError
+from slurm_synergy.errors import LedgerError, LedgerUnavailable, SynergyError
 from slurm_synergy.round import RoundResult, run_round
 
-__all__ = ["Audience", "LiveCluster", "Loop", "Parts"]
+__all__ = ["Audience", "LiveCluster", "Loop", "Pace", "Parts"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,14 +58,30 @@ class LiveCluster(Cluster, Protocol):
         ...
 
 
+class Pace(Protocol):
+    """How often the cluster may be read."""
+
+    def stretch(self, pause_s: float) -> float:
+        """The pause before the next reading, in place of ``pause_s`` (seconds)."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a loop runs; made from settings, and anew when they change."""
+    """What a loop runs; made from settings, and anew when they change.
+
+    ``shown`` names the mode in which actions are only shown (dry run, observe, advise), empty when
+    they are done. ``watchers`` are told of each round, after it; what they raise is logged.
+    ``pace`` makes pauses longer while slurmctld is busy.
+    """
 
     cluster: LiveCluster
     policy: Policy
     mechanism: Mechanism
     scheduling: SchedulingSettings
+    shown: str = ""
+    watchers: tuple[Callable[[RoundResult], object], ...] = ()
+    pace: Pace | None = None
 
 
 class Audience(Protocol):
@@ -110,10 +127,16 @@ class Loop:
         scheduling = parts.scheduling
         self._timer = RoundTimer(round_s=scheduling.round_s, debounce_s=scheduling.debounce_s)
         self._prepared = False
+        self._paused_s = (0.0, 0.0)
 
     def turn(self) -> float:
         """One turn; how long to pause before the next, in seconds. Raises LedgerError only."""
         scheduling, cluster = self._parts.scheduling, self._parts.cluster
+        since_s, paused_s = self._paused_s
+        early_s = since_s + paused_s - self._clock.now_s()
+        if 0 < early_s <= paused_s:  # a clock that was set back ends no pause late
+            # Woken by a job's report; but slurmctld is busy, so that it has to wait.
+            return early_s
         try:
             if not self._prepared:
                 cluster.prepare()
@@ -124,9 +147,9 @@ class Loop:
             self._timer.note(observation, draining=self._records.draining(), now_s=now_s)
             if self._timer.due(now_s):
                 self.round()
-        except LedgerError:
-            raise
         except SynergyError as err:
+            if isinstance(err, LedgerError) and not isinstance(err, LedgerUnavailable):
+                raise
             self._complain(err)
             self._timer.failed(self._clock.now_s(), min(_RETRY_S, scheduling.poll_s))
             return scheduling.poll_s
@@ -136,7 +159,14 @@ class Loop:
             self._audience.failed("")
         busy = any(job.phase in _BUSY for job in observation.jobs)
         pause_s = min(scheduling.poll_s, _BUSY_POLL_S) if busy else scheduling.poll_s
-        return min(pause_s, max(_LEAST_PAUSE_S, self._timer.left_s(self._clock.now_s())))
+        left_s = max(_LEAST_PAUSE_S, self._timer.left_s(self._clock.now_s()))
+        return self._paced(min(pause_s, left_s))
+
+    def _paced(self, pause_s: float) -> float:
+        pace = self._parts.pace
+        longer_s = pause_s if pace is None else pace.stretch(pause_s)
+        self._paused_s = (self._clock.now_s(), longer_s if longer_s > pause_s else 0.0)
+        return longer_s
 
     def round(self) -> RoundResult:
         """One round on the latest reading. Raises SynergyError when it cannot be run."""
@@ -156,7 +186,9 @@ class Loop:
             self._timer.failed(now_s, _RETRY_S)
         self.last = result
         self._audience.publish(result.snapshot, result.plan, result.took_s)
-        _log_round(result, why, dry_run=parts.scheduling.dry_run)
+        _log_round(result, why, shown=parts.shown or "dry run" * parts.scheduling.dry_run)
+        for watcher in parts.watchers:
+            _tell(watcher, result)
         return result
 
     def run(
@@ -195,14 +227,24 @@ def _failed(outcome: Outcome) -> bool:
     return outcome.reason is not None and outcome.reason.code is ReasonCode.ACTION_FAILED
 
 
-def _log_round(result: RoundResult, why: str, *, dry_run: bool) -> None:
-    # A dry run does nothing, and that is no failure.
-    failed = [outcome for outcome in result.outcomes if not outcome.done and not dry_run]
+def _tell(watcher: Callable[[RoundResult], object], result: RoundResult) -> None:
+    """Figures and advice follow from rounds; no round may fail for them."""
+    try:
+        watcher(result)
+    except SynergyError as err:
+        _LOG.warning("after round %d: %s", result.plan.round, err.in_short)
+    except Exception:  # noqa: BLE001 - see above
+        _LOG.exception("after round %d: a mistake of the program", result.plan.round)
+
+
+def _log_round(result: RoundResult, why: str, *, shown: str) -> None:
+    # What is only shown is not done, and that is no failure.
+    failed = [outcome for outcome in result.outcomes if not outcome.done and not shown]
     done = [outcome.action for outcome in result.outcomes if outcome not in failed]
-    words = "dry run: would start %d, stop %d, resize %d, keep %d"
+    words = f"{shown}: would start %d, stop %d, resize %d, keep %d"
     _LOG.info(
         "round %d (%s): %d jobs, %d placed, %d wait; "
-        f"{words if dry_run else 'started %d, stopped %d, resized %d, kept %d'}%s; %.0f ms",
+        f"{words if shown else 'started %d, stopped %d, resized %d, kept %d'}%s; %.0f ms",
         result.plan.round,
         why,
         len(result.snapshot.jobs),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurm_synergy.core.resources import Resources
 
-__all__ = ["duration", "gib", "share_in_words"]
+__all__ = ["duration", "gib", "printable", "share_in_words"]
 
 _MIB_PER_GIB = 1024
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
@@ -14,6 +14,19 @@ def gib(mem_mib: int) -> str:
     """MiB as GiB, without a unit: whole from 10 GiB on."""
     amount = mem_mib / _MIB_PER_GIB
     return f"{amount:.0f}" if amount >= 10 or amount == int(amount) else f"{amount:.1f}"
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    r"""``text`` without what could steer a terminal or fake a line; ``keep`` stays as it is.
+
+    Names and hints are any characters that a user likes. A line break becomes ``\n``, as written.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() or one in keep else one.encode("unicode_escape").decode()
+        for one in text
+    )
 
 
 def duration(seconds: float) -> str:

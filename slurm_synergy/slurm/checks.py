@@ -24,6 +24,7 @@ OLDEST = (22, 5)
 
 _CLOCK_WARN_S, _CLOCK_FAIL_S = 5.0, 60.0
 _JOBS_WARN = 0.8
+_BROKEN_SETTINGS = "its settings are broken"  # said by job_submit.lua
 
 
 def slurm_findings(evidence: Evidence, settings: Settings, *, acts: bool = True) -> list[Finding]:
@@ -181,6 +182,14 @@ def _job_submit(evidence: Evidence, config: ConfigFacts, acts: bool) -> Iterator
             f"{seen}, but it is not ours that answers: {_first_line(said)}",
             means,
             f"{remedy}; a site with a job_submit.lua of its own calls ours from it",
+        )
+        return
+    if any(_BROKEN_SETTINGS in text for text in ours):
+        yield worse(
+            "job_submit",
+            f"{seen}; {_first_line(ours[0])}",
+            "no job is taken in the managed partition",
+            "correct synergy_site.lua (slurmctld's log names the line), and touch job_submit.lua",
         )
         return
     yield ok("job_submit", f"{seen}; ours answers at submission")

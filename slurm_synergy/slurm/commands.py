@@ -8,6 +8,7 @@ configuration's place, since those change what is printed.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,13 @@ from typing import Protocol
 
 from slurm_synergy.errors import SlurmCommandError, SlurmTimeout
 
-__all__ = ["CommandResult", "CommandRunner", "SlurmCommands", "classify"]
+__all__ = [
+    "CommandResult",
+    "CommandRunner",
+    "SlurmCommands",
+    "classify",
+    "is_done_for_the_rest",
+]
 
 _KINDS = (
     (
@@ -72,6 +79,18 @@ def classify(text: str) -> str:
     return "other"
 
 
+_OF_MEMBERS = re.compile(r"\d+_\S+: (No error|Job has already finished)")
+
+
+def is_done_for_the_rest(text: str) -> bool:
+    """Whether a refusal is only about members of an array that are over; the others were changed.
+
+    Slurm then says so member by member and exits with 1: ``4_2-9: No error`` (22.05).
+    """
+    found = [_OF_MEMBERS.fullmatch(line.strip()) for line in text.strip().splitlines()]
+    return all(found) and any(one is not None and one[1] == "No error" for one in found)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
     """What a command answered. Undecodable bytes are kept as surrogates."""
@@ -86,6 +105,8 @@ class CommandResult:
         if self.rc != 0:
             # "not found" texts go to standard output.
             said = self.stderr.strip() or self.stdout.strip()[:2000]
+            if is_done_for_the_rest(said):
+                return self
             raise SlurmCommandError(self.argv, self.rc, said, kind=classify(said))
         return self
 

@@ -8,7 +8,7 @@ simply repeated.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -104,16 +104,26 @@ def original_request(facts: JobFacts, memory: Remembers) -> Request | None:
     return replace(request, time_limit_s=whole_s)
 
 
-def to_give_back(jobs: Iterable[JobFacts], reservation: str) -> tuple[JobFacts, ...]:
+def to_give_back(
+    jobs: Iterable[JobFacts], reservation: str, begun: Collection[int] = ()
+) -> tuple[JobFacts, ...]:
     """Those of a partition's jobs that are held, or in ``reservation``, for us.
 
-    Those that end are not among them: what is sent to a job that is being requeued gets lost.
+    ``begun`` are jobs with a lease: one that waits and names nodes was released by us for a start
+    that has not come, and without a reservation nothing else tells. Those
+    that end are not among them: what is sent to a job that is being requeued gets lost.
     """
     return tuple(
         facts
         for facts in jobs
-        if not facts.state.finished and not facts.completing and _ours(facts, reservation)
+        if not facts.state.finished
+        and not facts.completing
+        and (_ours(facts, reservation) or _is_starting(facts, begun))
     )
+
+
+def _is_starting(facts: JobFacts, begun: Collection[int]) -> bool:
+    return facts.job_id in begun and facts.pending and bool(facts.req_nodes)
 
 
 def _ours(facts: JobFacts, reservation: str) -> bool:
@@ -130,14 +140,16 @@ def release_all(
     reservation: str,
     request_of: Callable[[JobFacts], Request | None],
     tell: Callable[[GivenJob], None] = lambda one: None,
+    begun: Collection[int] = (),
 ) -> GivenBack:
     """Give back every job of ``partition`` and delete ``reservation`` (empty: there is none).
 
-    ``tell`` is called with each job when it is done. A job that Slurm refuses to change is named in
-    the result. Raises ClusterError when Slurm cannot be read or does not answer.
+    ``begun`` are the jobs with a lease. ``tell`` is called with each job when it is done. A job
+    that Slurm refuses to change is named in the result. Raises ClusterError when Slurm cannot be
+    read or does not answer.
     """
     done: list[GivenJob] = []
-    for one in plan_release(client, partition, reservation, request_of):
+    for one in plan_release(client, partition, reservation, request_of, begun):
         done.append(_give_back(client, one))
         tell(done[-1])
     return GivenBack(
@@ -153,11 +165,12 @@ def plan_release(
     partition: str,
     reservation: str,
     request_of: Callable[[JobFacts], Request | None],
+    begun: Collection[int] = (),
 ) -> tuple[GivenJob, ...]:
     """The jobs to give back, with what is to be sent for each; nothing is changed."""
     found = [
         facts
-        for facts in to_give_back(client.read_queue(partition), reservation)
+        for facts in to_give_back(client.read_queue(partition), reservation, begun)
         if facts.partition == partition
     ]
     memory = WHOLE_MEMORY

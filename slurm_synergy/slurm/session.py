@@ -19,7 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurm_synergy.errors import ClusterError, SlurmCommandError, SlurmParseError
-from slurm_synergy.slurm.commands import CommandResult, CommandRunner, classify
+from slurm_synergy.slurm.commands import (
+    CommandResult,
+    CommandRunner,
+    classify,
+    is_done_for_the_rest,
+)
 
 __all__ = ["LONGEST_LINE", "LineResult", "fits", "run_lines"]
 
@@ -88,6 +93,8 @@ def _error(
     line: tuple[str, ...], said: str, reached: bool, answer: CommandResult
 ) -> ClusterError | None:
     said = said.strip()
+    if is_done_for_the_rest(said):
+        return None
     if said:
         return SlurmCommandError(("scontrol", *line), answer.rc, said, kind=classify(said))
     if not reached:

@@ -241,6 +241,18 @@ def test_admission_and_rights_weigh_less_where_nothing_is_changed(evidence: Evid
     assert odd.seen == "cannot tell: Slurm does not answer"
 
 
+def test_a_lua_that_refuses_everybody_is_not_in_order(evidence: Evidence) -> None:
+    bare = with_raw(evidence, JobSubmitPlugins="lua")
+    assert check(replace(bare, refusals=(OURS, OURS)))["job_submit"].grade is Grade.OK
+    broken = (
+        "sbatch: error: slurm-synergy: partition synergy takes no jobs now, its settings are "
+        "broken; tell your administrator: synergy_site.lua:7: '<eof>' expected near 'this'"
+    )
+    found = check(replace(bare, refusals=(broken, broken)))["job_submit"]
+    assert found.grade is Grade.FAIL
+    assert "synergy_site.lua:7" in found.seen
+
+
 def test_reservations_of_others_are_weighed_by_what_they_leave(evidence: Evidence) -> None:
     assert evidence.partition is not None
     nodes = evidence.partition.nodes

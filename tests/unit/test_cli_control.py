@@ -15,6 +15,7 @@ from ran import Ran
 from service_world import ServiceWorld
 
 from slurm_synergy.cli import control
+from slurm_synergy.cli.tables import print_table
 from slurm_synergy.config import render_default_yaml
 from slurm_synergy.core.catalogue import CATALOGUE
 from slurm_synergy.core.model import Plan, Reason, ReasonCode
@@ -81,6 +82,22 @@ def test_jobs_tell_where_they_run_or_why_they_wait(
     content = json.loads(Ran(capsys, "jobs", "--json").out)
     assert [job["phase"] for job in content["jobs"]] == ["running", "pending"]
     assert content["jobs"][1]["reason"]["code"] == "no_gpus"
+
+
+def test_names_neither_steer_the_terminal_nor_fake_rows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("\x1b]0;pwn\x07\x1b[31m", "two\n7  root  fake", "caf\u00e9 \u202ex", "tab\t\x9b1m")
+    for terminal in (False, True):
+        monkeypatch.setattr("sys.stdout.isatty", lambda shown=terminal: shown)
+        print_table(("JOBID", "NAME"), [("1", name) for name in names])
+        shown = capsys.readouterr().out
+        for seen in (r"\x1b]0;pwn\x07\x1b[31m", r"two\n7  root  fake", r"tab\t\x9b1m"):
+            assert seen in shown
+        assert "caf\u00e9 \\u202ex" in shown
+        # The head of a table that is drawn is bold.
+        assert not set(shown.partition("NAME")[2].partition("\n")[2]) & set("\x07\x1b\x9b\t\u202e")
+        assert len([line for line in shown.splitlines() if "fake" in line]) == 1
 
 
 def test_what_happened_since_the_round_is_shown(

@@ -215,12 +215,12 @@ def test_a_terminal_gets_as_much_of_the_queue_as_fits(world: ServiceWorld) -> No
 
     filled(world)
     status, (_, waits) = world.view.status(), world.view.jobs(viewer_uid=UID, operators=())
-    crowd = [{**waits, "job_id": number, "name": "[red]x"} for number in range(100, 160)]
+    crowd = [{**waits, "job_id": number, "name": "[red]x\x1b]0;y\n"} for number in range(100, 160)]
     console = Console(width=120, height=40, record=True, file=io.StringIO())
     console.print(top_cmd._drawn(screen_of(status, crowd), 40))
     text = console.export_text()
     assert "… and 35 more (queue)" in text
-    assert "[red]x" in text
+    assert "[red]x" in text and "\x1b]0;" not in text
     assert len(text.splitlines()) <= 40
 
 

@@ -15,7 +15,9 @@ from manual_clock import ManualClock
 from ran import Ran
 
 from slurm_synergy.cli import control
-from slurm_synergy.controller.ledger import Ledger, holder_of
+from slurm_synergy.controller.ledger import Ledger, StoredLease, holder_of
+from slurm_synergy.core.model import Lease, Placement
+from slurm_synergy.core.resources import Resources
 from slurm_synergy.errors import SlurmCommandError
 from slurm_synergy.slurm.facts import Hold, JobFacts, JobState, PartitionFacts
 from slurm_synergy.slurm.original import default_memory, fields_to_give_back
@@ -106,6 +108,32 @@ def test_where_the_controller_keeps_no_reservation_none_is_touched(
     assert list(slurm.reservations) == ["synergy"]
 
 
+def test_without_a_reservation_a_start_that_was_begun_is_found_by_its_lease(
+    slurm: FakeSlurm, call: Callable[..., Ran], tmp_path: Path
+) -> None:
+    file = tmp_path / "synergy.yaml"
+    file.write_text(f"{file.read_text()}pool: {{reservation: false}}\n")
+    begun, observed = slurm.submit(), slurm.submit()
+    for job_id in (begun, observed):
+        # Released; nodes may be named by an owner too, while nothing is acted on.
+        slurm.change(job_id, held=Hold.NONE, priority=1, req_nodes=("v100-1",), min_cpus_node=24)
+    share = Resources(gpus=4, cpus=24, mem_mib=1000)
+    lease = Lease(
+        job_id=begun,
+        generation=1,
+        placement=Placement(job_id=begun, gpu_type="v100", shares=(("v100-1", share),)),
+        granted={"v100-1": share},
+        expires_s=9e9,
+    )
+    with Ledger(tmp_path / "state", clock=ManualClock()) as ledger:
+        ledger.save_leases([StoredLease(lease=lease, owner_uid=1, incarnation=0)])
+    content = json.loads(call("--yes", "--json").out)
+    assert [one["job_id"] for one in content["jobs"]] == [begun]
+    assert slurm.jobs[begun].req_nodes == ()
+    assert slurm.jobs[observed].req_nodes == ("v100-1",)
+    assert json.loads(call("--yes", "--json").out)["jobs"] == []
+
+
 def test_only_a_job_that_was_requeued_skips_slurms_delay(
     slurm: FakeSlurm, call: Callable[..., Ran]
 ) -> None:
@@ -188,6 +216,23 @@ def test_a_job_that_cannot_be_changed_is_named_and_the_rest_goes_on(
     assert [slurm.jobs[one].held for one in (first, second)] == [Hold.ADMIN, Hold.NONE]
     assert call("--yes").status == 0
     assert slurm.jobs[first].held is Hold.NONE
+
+
+def test_a_slurm_that_is_down_is_told_without_our_command_line(
+    slurm: FakeSlurm, call: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = ("squeue", "-O", "JobId:|a8ebbdaa66b162884fe7b3b9|")
+    down = SlurmCommandError(
+        argv, 1, "slurm_load_jobs error: Unable to contact slurm controller", kind="controller_down"
+    )
+
+    def no_answer(partition: str | None = None) -> tuple[JobFacts, ...]:
+        raise down
+
+    monkeypatch.setattr(slurm, "read_queue", no_answer)
+    ran = call("--yes")
+    assert ran.status == 1
+    assert ran.err == "synergyctl: Slurm does not answer (Unable to contact slurm controller)\n"
 
 
 def test_a_job_on_its_way_back_to_the_queue_is_waited_for(

@@ -81,10 +81,10 @@ def test_settings_do_not_change() -> None:
         ("scheduling: {dry_run: 1}", ("scheduling.dry_run = 1", "true or false")),
         ("scheduling: {poll_s: 9, round_s: 5}", ("scheduling", "must not exceed round_s")),
         ("scheduling: 5", ("scheduling = 5", "must be a section of keys")),
-        ("enforcement: borrow", ("enforcement = 'borrow'", "one of auto, shared or requeue;")),
+        ("enforcement: borow", ("enforcement = 'borow'", "auto, shared, borrow or requeue;")),
         (
             "enforcement: often",
-            ("enforcement = 'often'", "must be one of auto, shared or requeue;"),
+            ("enforcement = 'often'", "must be one of auto, shared, borrow or requeue;"),
         ),
         ("leases: {listen: here}", ("leases.listen = 'here'", "HOST:PORT")),
         ("slurm: {conf: etc/slurm.conf}", ("slurm.conf = 'etc/slurm.conf'", "absolute path")),

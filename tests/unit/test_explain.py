@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from builders import GIB, job, node, pending, placement, profile, res, running, snapshot
 
+from slurm_synergy.controller.log_format import PlainFormatter
 from slurm_synergy.core.decide import decide
 from slurm_synergy.core.explain import (
     Explanation,
@@ -26,7 +28,7 @@ from slurm_synergy.core.model import (
     ReasonCode,
     Snapshot,
 )
-from slurm_synergy.core.wording import duration, gib
+from slurm_synergy.core.wording import duration, gib, printable
 from slurm_synergy.errors import ModelError
 from slurm_synergy.mechanisms import MECHANISMS
 from slurm_synergy.policies import POLICIES
@@ -250,3 +252,10 @@ def test_amounts_read_well() -> None:
         *("0 s", "5 s", "2 min", "2.0 h", "2.3 days")
     ]
     assert [gib(one) for one in (0, 1536, 2048, 250_000)] == ["0", "1.5", "2", "244"]
+
+
+def test_what_users_wrote_does_not_steer_who_reads_it() -> None:
+    assert printable("caf\u00e9 [x] 12 %") == "caf\u00e9 [x] 12 %"
+    assert printable("a\x1b]0;b\x07\n\u202ec\udc80") == r"a\x1b]0;b\x07\n\u202ec\udc80"
+    said = logging.LogRecord("x", logging.WARNING, "", 1, "hint %s\nmore", ("\x1b[31m",), None)
+    assert PlainFormatter("%(message)s").format(said) == "hint \\x1b[31m\nmore"

@@ -275,6 +275,7 @@ def test_floats_of_newer_releases_are_understood(lua: Lua) -> None:
         ({"min_nodes": 5, "max_nodes": 5}, "ask for at most 4 nodes"),
         ({"tres_per_node": "gres:gpu:2", "min_nodes": 6, "max_nodes": 6}, "at most 5 nodes"),
         ({"min_nodes": 1, "max_nodes": 4}, "node ranges (-N 1-4)"),
+        ({"min_nodes": 0, "max_nodes": 0}, "-N 0 cannot be used"),
         ({"tres_per_node": None, "tres_per_job": "gres:gpu:5", "min_nodes": 2, "max_nodes": 2},
          "5 GPUs (--gpus) cannot be spread evenly over 2 nodes; use --gres=gpu:N"),
         ({"tres_per_node": None, "tres_per_job": "gres:gpu:16"}, "at most 8 per node, and"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,18 @@ from slurm_synergy.controller.ledger import Ledger
 from slurm_synergy.controller.loop import Loop, Parts
 from slurm_synergy.controller.status import StatusView
 from slurm_synergy.core.model import Reason, ReasonCode
-from slurm_synergy.errors import ClusterError, LedgerError, SlurmCommandError, SlurmTimeout
+from slurm_synergy.errors import (
+    ClusterError,
+    LedgerError,
+    LedgerUnavailable,
+    SlurmCommandError,
+    SlurmTimeout,
+)
 from slurm_synergy.mechanisms import MECHANISMS
 from slurm_synergy.policies import POLICIES
 from slurm_synergy.slurm.cluster import SlurmCluster
 from slurm_synergy.slurm.dry_run import DryRun
+from slurm_synergy.slurm.facts import JobState
 
 
 class World:
@@ -180,6 +188,61 @@ def test_an_action_that_failed_is_tried_again_soon_and_not_a_whole_round_later(
     for _ in range(4):
         world.turn()
     assert world.slurm.jobs[never].held.value == "admin"
+
+
+def test_a_ledger_without_room_starts_nothing_and_is_tried_again(world: World) -> None:
+    running = world.slurm.submit()
+    world.turn()
+    world.turn(1.0)
+    world.slurm.schedule()
+    world.turn()
+    written = world.ledger._transaction
+    full = LedgerUnavailable("no room; free some space")
+    world.ledger._transaction = breaking(full)  # type: ignore[method-assign,assignment]
+    waiting = world.slurm.submit()
+    for _ in range(3):
+        world.turn()
+    assert world.slurm.jobs[waiting].pending
+    assert world.slurm.jobs[waiting].priority == 0
+    assert world.book.job_ids() == (running,)
+    assert "free some space" in str(world.view.status()["trouble"])
+    world.ledger._transaction = written  # type: ignore[method-assign]
+    world.turn()
+    world.turn()
+    assert world.slurm.jobs[waiting].priority == 1
+    assert world.view.status()["trouble"] is None
+
+
+def test_a_stop_goes_on_while_the_ledger_has_no_room(world: World) -> None:
+    ends, stops = world.slurm.submit(), world.slurm.submit()
+    world.turn()
+    world.turn(1.0)
+    world.slurm.schedule()
+    world.turn()
+    reason = Reason(code=ReasonCode.PREEMPTED, text="test")
+    world.book.stop(job_id=stops, reason=reason, grace_s=1.0)
+    # Its end cannot be written, and must not keep the next job from being followed.
+    world.slurm.finish(ends)
+    full = LedgerUnavailable("no room; free some space")
+    world.ledger._transaction = breaking(full)  # type: ignore[method-assign,assignment]
+    world.turn()
+    assert "requeue_hold" in world.slurm.calls
+    assert ends in world.book.job_ids()
+
+
+def test_a_suspended_job_that_was_told_to_stop_is_requeued_after_its_grace(world: World) -> None:
+    job_id = world.slurm.submit()
+    world.turn()
+    world.turn(1.0)
+    world.slurm.schedule()
+    world.turn()
+    reason = Reason(code=ReasonCode.PREEMPTED, text="test")
+    world.book.stop(job_id=job_id, reason=reason, grace_s=5.0)
+    world.slurm.jobs[job_id] = replace(world.slurm.jobs[job_id], state=JobState.SUSPENDED)
+    world.turn()
+    assert "requeue_hold" not in world.slurm.calls
+    world.turn(5.0)
+    assert "requeue_hold" in world.slurm.calls
 
 
 def test_an_unusable_ledger_ends_it(world: World) -> None:

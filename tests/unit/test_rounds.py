@@ -126,6 +126,17 @@ def test_a_long_file_is_read_from_its_end(tmp_path: Path) -> None:
     assert last_round(tmp_path) == record
 
 
+def test_a_torn_last_line_does_not_take_the_next_round_with_it(tmp_path: Path) -> None:
+    first, second, third = played()
+    path = write(tmp_path / "journal.jsonl", round_as_line(first), round_as_line(second)[:-300])
+    journal = Journal(tmp_path, max_mib=1, keep=1)
+    journal.append(third.snapshot, third.plan, third.actions, (), {}, third.free)
+    found = list(read_rounds(path))
+    assert [type(one) for one in found] == [Round, Damage, Round]
+    assert isinstance(found[2], Round) and found[2].snapshot == third.snapshot
+    assert last_round(tmp_path) == found[2]
+
+
 def test_the_journal_knows_its_last_round_over_a_restart(tmp_path: Path) -> None:
     (record,) = played(1)
     reason = Reason(code=ReasonCode.GPUS_BUSY, text="not yet")

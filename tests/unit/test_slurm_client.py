@@ -85,6 +85,16 @@ def test_other_errors_are_not_repeated() -> None:
     assert len(runner.asked) == 1
 
 
+def test_members_of_an_array_that_are_over_do_not_make_a_change_of_the_rest_fail() -> None:
+    said = "4_0,2-4,401-498: No error\n4_1: Job has already finished\n"
+    client_of(FakeRunner(lambda argv: (1, "", said))).hold(4)
+    mixed = "4_0: No error\n4_1: Access/permission denied\n"
+    for refused in ("4_1: Job has already finished\n", "Job has already finished\n", mixed, ""):
+        runner = FakeRunner(lambda argv, text=refused: (1, "", text))  # type: ignore[misc]
+        with pytest.raises(SlurmCommandError):
+            client_of(runner).hold(4)
+
+
 def test_an_empty_answer_with_status_zero_is_an_error_and_not_an_empty_queue() -> None:
     with pytest.raises(SlurmParseError):
         client_of(FakeRunner(lambda argv: (0, "", ""))).read_queue()

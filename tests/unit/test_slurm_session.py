@@ -40,6 +40,15 @@ def test_answers_belong_to_the_line_between_two_marks() -> None:
     assert second.error.argv == ("scontrol", "hold", "8")
 
 
+def test_members_of_an_array_that_are_over_are_no_error_of_the_line() -> None:
+    said = "8_0,2-3: No error\n8_1: Job has already finished\n"
+    assert all(
+        one.error is None for one in run_lines(Scontrol({"hold 8": said}), LINES, timeout_s=5)
+    )
+    over = Scontrol({"hold 8": "8_1: Job has already finished\n"})
+    assert isinstance(run_lines(over, LINES, timeout_s=5)[1].error, SlurmCommandError)
+
+
 def test_a_session_that_ended_early_tells_which_lines_have_no_answer() -> None:
     first, second, third = run_lines(Scontrol({}, ends_after=3), LINES, timeout_s=5)
     assert first.error is None
