@@ -14,9 +14,12 @@
     ├── DevClusterError        the embedded cluster could not be started or stopped
     ├── DemoError              the demonstration did not show what it promises
     ├── LedgerError            the state database is unusable (never auto-deleted)
+    │   └── LedgerUnavailable  it cannot be written just now (full disk): tried again
     ├── LeaseError             a lease call was refused or failed
+    │   ├── NoControllerError  no controller answers at that address
     │   └── MungeError         munge cannot be used on this machine: nobody can be authenticated
-    └── CheckpointError        a checkpoint could not be written or trusted
+    ├── CheckpointError        a checkpoint could not be written or trusted
+    └── CacheError             the data cache of a job cannot be used
 
 Expected results (a job waits, a start was refused) are values, never exceptions.
 """
@@ -26,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 __all__ = [
+    "CacheError",
     "CheckpointError",
     "ClusterError",
     "ConfigError",
@@ -34,8 +38,10 @@ __all__ = [
     "HintError",
     "LeaseError",
     "LedgerError",
+    "LedgerUnavailable",
     "ModelError",
     "MungeError",
+    "NoControllerError",
     "PlanError",
     "SlurmCommandError",
     "SlurmParseError",
@@ -148,8 +154,16 @@ class LedgerError(SynergyError):
     """The state database cannot be used. Nothing is deleted: the message says what to do."""
 
 
+class LedgerUnavailable(LedgerError):
+    """The state database is intact but cannot be written now: no space, read-only, in use."""
+
+
 class LeaseError(SynergyError):
     """A lease call was refused or failed."""
+
+
+class NoControllerError(LeaseError):
+    """No controller answers at the address: it is stopped, or not reachable from here."""
 
 
 class MungeError(LeaseError):
@@ -158,3 +172,7 @@ class MungeError(LeaseError):
 
 class CheckpointError(SynergyError):
     """A checkpoint could not be written, or is damaged and must not be loaded."""
+
+
+class CacheError(SynergyError):
+    """The data cache of a job cannot be used; the data are read without it."""

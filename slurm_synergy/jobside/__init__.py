@@ -29,11 +29,14 @@ from typing import TYPE_CHECKING, Any
 from slurm_synergy.jobside.board import LeaseView
 
 if TYPE_CHECKING:
+    from slurm_synergy.jobside.minio import CachedDataset, cached_open
     from slurm_synergy.jobside.session import LeaseEnded, Session
 
 __all__ = [
+    "CachedDataset",
     "LeaseEnded",
     "LeaseView",
+    "cached_open",
     "epochs",
     "iterate",
     "lease",
@@ -47,11 +50,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # LeaseEnded lives with the session, which the launcher does not need to load.
+    # These live with the session, which the launcher does not need to load.
     if name == "LeaseEnded":
         from slurm_synergy.jobside.session import LeaseEnded
 
         return LeaseEnded
+    if name in ("CachedDataset", "cached_open"):
+        from slurm_synergy.jobside import minio
+
+        return getattr(minio, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

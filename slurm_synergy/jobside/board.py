@@ -107,6 +107,7 @@ class Board:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
+                os.fchmod(fd, 0o600)  # whatever the umask
                 # Reserve the page now: on a full tmpfs a later store would be a bus error.
                 os.posix_fallocate(fd, 0, BOARD_BYTES)
                 mapped = mmap.mmap(fd, BOARD_BYTES)
@@ -121,8 +122,10 @@ class Board:
     def attach(cls, path: Path) -> Board:
         """Open the board at ``path``. Raises LeaseError when it is missing or not a board."""
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
+                if os.fstat(fd).st_uid != os.getuid():
+                    raise ValueError("it belongs to another user")
                 mapped = mmap.mmap(fd, BOARD_BYTES)
             finally:
                 os.close(fd)
@@ -133,6 +136,12 @@ class Board:
             mapped.close()
             raise LeaseError(f"{path} is not a version {_VERSION} board")
         return cls(path, mapped, rank, ranks)
+
+    @property
+    def launcher_pid(self) -> int:
+        """The process that made the board: the parent of the training process."""
+        pid: int = _HEADER.unpack_from(self._map, 0)[2]
+        return pid
 
     def lease_sequence(self) -> int:
         """Changes with every lease written: the one read that a batch costs."""

@@ -21,6 +21,7 @@ from slurm_synergy.jobside.session import Session
 __all__ = [
     "SeededBatch",
     "WorkerInit",
+    "cached_data",
     "choose_seed",
     "cpus_for_workers",
     "data_module",
@@ -32,6 +33,8 @@ __all__ = [
     "twin_of",
     "worker_count",
 ]
+
+_CACHED = "_synergy_cached"
 
 
 def data_module() -> Any:
@@ -144,6 +147,26 @@ def seeded(batches: Iterator[Any], session: Session) -> Iterator[Any]:
             yield SeededBatch(indices, derive_seed(seed, epoch, number, rank))
         else:
             yield indices
+
+
+# -- cache ---------------------------------------------------------------------------------------
+
+
+def cached_data(loader: Any, session: Session) -> Any:
+    """What the training loader fetches from: its data set, by way of the cache where that helps."""
+    dataset, board = loader.dataset, session.board
+    if board is None or isinstance(dataset, data_module().IterableDataset):
+        return dataset
+    from slurm_synergy.jobside.minio_inject import cached_for, has_budget
+
+    if not has_budget(board.read_lease().mem_mib):
+        return dataset
+    known = loader.__dict__.get(_CACHED)
+    if known is None or known.dataset is not dataset or len(known) != len(dataset):
+        known = cached_for(dataset)
+        if known is not dataset:
+            loader.__dict__[_CACHED] = known
+    return known
 
 
 # -- workers -------------------------------------------------------------------------------------

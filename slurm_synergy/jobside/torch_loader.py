@@ -31,6 +31,7 @@ from slurm_synergy.jobside.rng import capture_rng, restore_rng
 from slurm_synergy.jobside.sampler import derive_seed, steps_left
 from slurm_synergy.jobside.session import Session, current, say
 from slurm_synergy.jobside.torch_feed import (
+    cached_data,
     choose_seed,
     cpus_for_workers,
     data_module,
@@ -278,7 +279,11 @@ class _Pass:
     def _build(self) -> tuple[Any, Any]:
         loader, session = self._loader, self._session
         key = "batch_sampler" if loader._auto_collation else "sampler"
-        changes: dict[str, Any] = {key: self._indices, "in_order": True}
+        changes: dict[str, Any] = {
+            key: self._indices,
+            "in_order": True,
+            "dataset": cached_data(loader, session),
+        }
         if session.registered:
             # Drawing the workers' base seed must not move the program's own generator, from
             # which the program's own sampler may draw.

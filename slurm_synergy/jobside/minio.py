@@ -1,0 +1,264 @@
+"""Data sets and files that are read through the job's data cache.
+
+The cache takes raw items in until its budget is full and never replaces one (MinIO, from the
+Synergy and CoorDL papers), so every epoch hits exactly the items that are held, in any order, with
+any number of workers and ranks. It holds one copy per node and job.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, SupportsIndex
+
+from slurm_synergy.errors import CacheError
+from slurm_synergy.jobside.minio_job import JobCache, job_cache
+from slurm_synergy.jobside.rng import capture_rng, restore_rng
+from slurm_synergy.jobside.session import say
+
+__all__ = ["CachedDataset", "CachedFile", "cached_open"]
+
+_FILES = "files"
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+class CachedFile(io.RawIOBase):
+    """A read-only binary file over an item in memory; :meth:`getbuffer` copies nothing."""
+
+    def __init__(self, view: memoryview, name: str) -> None:
+        super().__init__()
+        self._view, self.name, self._at = view, name, 0
+
+    def getbuffer(self) -> memoryview:
+        """The whole content, read-only; good for as long as it is held."""
+        return self._view
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = (0, self._at, len(self._view))[whence]
+        if base + offset < 0:
+            raise OSError(22, "negative position in the file", self.name)
+        self._at = base + offset
+        return self._at
+
+    def _take(self, size: int | None) -> memoryview:
+        start = min(self._at, len(self._view))
+        end = len(self._view) if size is None or size < 0 else start + size
+        part = self._view[start:end]
+        self._at = start + len(part) if len(part) else self._at
+        return part
+
+    def read(self, size: SupportsIndex | None = -1, /) -> bytes:
+        return bytes(self._take(None if size is None else size.__index__()))
+
+    def read1(self, size: int = -1, /) -> bytes:
+        return self.read(size)
+
+    def readall(self) -> bytes:
+        return self.read()
+
+    def readinto(self, buffer: Any, /) -> int:
+        target = memoryview(buffer).cast("B")
+        part = self._take(len(target))
+        target[: len(part)] = part
+        return len(part)
+
+    def readline(self, size: SupportsIndex | None = -1, /) -> bytes:
+        start = min(self._at, len(self._view))
+        pieces = bytearray()
+        limit = -1 if size is None else size.__index__()
+        for at in range(start, len(self._view), 4096):
+            piece = bytes(self._view[at : at + 4096])
+            end = piece.find(b"\n") + 1
+            pieces += piece[:end] if end else piece
+            if end or 0 <= limit <= len(pieces):
+                break
+        line = bytes(pieces if limit < 0 else pieces[:limit])
+        self._at = start + len(line)
+        return line
+
+
+def _stamp(path: str, status: os.stat_result | None = None) -> int:
+    """Changes with the file: its size and the time it was written; 0 when it is not there."""
+    try:
+        found = Path(path).stat() if status is None else status
+    except OSError:
+        return 0
+    return zlib.crc32(f"{found.st_size}:{found.st_mtime_ns}".encode()) + 1
+
+
+def read_cached(cache: JobCache, path: str, items: int) -> memoryview | None:
+    """The content of a file, from the cache or newly read; None where it is not to be cached."""
+    source = cache.source(_FILES if not items else f"{_FILES}:{items}", items)
+    if source is None:
+        return None
+    where = os.path.abspath(path)  # noqa: PTH100 (a Path takes ten times as long)
+    view = cache.get(source.key_of_name(where), lambda: _stamp(where))
+    if view is not None:
+        return view
+    if not cache.takes_more:
+        return None
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (as the program would)
+        status = os.fstat(file.fileno())
+        content = file.readall()
+    cache.put(source.of_name(where), content, _stamp(where, status))
+    return memoryview(content)
+
+
+def cached_open(path: str | os.PathLike[str], mode: str = "rb") -> BinaryIO | CachedFile:
+    """``open(path, "rb")`` through the job's cache.
+
+    A file that the cache holds is not looked at again during a run. What is returned for it reads,
+    seeks and has ``getbuffer()``. Raises CacheError for another mode, OSError as open does.
+    """
+    if mode != "rb":
+        raise CacheError(f"cached_open({str(path)!r}, {mode!r}): a cached file is read as 'rb'")
+    name = os.fspath(path)
+    view = read_cached(job_cache(), name, 0)
+    if view is None:
+        return Path(name).open("rb")
+    return CachedFile(view, name)
+
+
+# -- data sets -------------------------------------------------------------------------------------
+
+
+class _Pickler(pickle.Pickler):
+    """Tensors as the arrays they are: torch's own way makes a file of each."""
+
+    def reducer_override(self, thing: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is None or type(thing) is not torch.Tensor or thing.requires_grad:
+            return NotImplemented
+        plain = thing.device.type == "cpu" and thing.layout is torch.strided
+        if not plain or thing.is_conj() or thing.is_neg() or thing.dtype in _no_arrays(torch):
+            return NotImplemented
+        return _tensor, (thing.numpy(),)
+
+
+def _no_arrays(torch: Any) -> tuple[Any, ...]:
+    names = ("bfloat16", "complex32", "float8_e4m3fn", "float8_e5m2", "quint8", "qint8", "qint32")
+    return tuple(getattr(torch, name) for name in names if hasattr(torch, name))
+
+
+def _tensor(array: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(array)
+
+
+def _pickled(thing: Any) -> bytes:
+    target = io.BytesIO()
+    _Pickler(target, protocol=5).dump(thing)
+    return target.getvalue()
+
+
+class CachedDataset:
+    """A map-style data set whose items come from the job's cache from the second epoch on.
+
+    ``dataset[i]`` must always give the same item: put random augmentation behind it, into
+    ``transform``, which is called with each item. With ``decode`` the items of ``dataset`` are raw
+    bytes, and ``decode(memoryview)`` makes the sample of them, the first time as well: a hit copies
+    nothing before. Without it, items are kept pickled and each hit makes a new object.
+
+    ``name`` tells data sets apart, for a cache that a restart finds again; the first and last item
+    are part of it. A data set that gives different items for the same number is used uncached, with
+    one line. Attributes of ``dataset`` can be read here too. Raises CacheError where it has no
+    length or decode gets no bytes.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        decode: Callable[[memoryview], Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        name: str = "",
+    ) -> None:
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise CacheError(
+                f"a {type(dataset).__name__} cannot be cached: it needs __len__ and __getitem__"
+            )
+        self.dataset, self._decode, self._transform = dataset, decode, transform
+        self._items = len(dataset)
+        self._name = self._identity(name)
+
+    def _identity(self, name: str) -> str:
+        """Follows from what the items are; empty when they are not always the same."""
+        if not self._items:
+            return ""
+        before = capture_rng()
+        ends = [self._encoded(self.dataset[at]) for at in (0, self._items - 1)]
+        again = self._encoded(self.dataset[0])
+        restore_rng(before)
+        if again != ends[0]:
+            say(
+                f"{type(self.dataset).__name__} is not cached: item 0 differs from one reading to"
+                " the next; move what is random into CachedDataset(..., transform=...)"
+            )
+            return ""
+        kind = f"{type(self.dataset).__module__}.{type(self.dataset).__qualname__}"
+        sums = [zlib.crc32(end) for end in ends]
+        return f"{name}:{kind}:{self._decode is None}:{sums}"
+
+    def _encoded(self, item: Any) -> bytes | memoryview:
+        if self._decode is None:
+            return _pickled(item)
+        try:
+            return memoryview(item).cast("B").toreadonly()
+        except TypeError:
+            raise CacheError(
+                f"decode= takes bytes, and {type(self.dataset).__name__} gave a"
+                f" {type(item).__name__}: leave decode= out, or let it give its raw bytes"
+            ) from None
+
+    def __len__(self) -> int:
+        return self._items
+
+    def __getattr__(self, name: str) -> Any:
+        # Private ones must not be found there: __getitems__ would go round the cache.
+        if name.startswith("_") or "dataset" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        number = index.__index__()
+        if not -self._items <= number < self._items:
+            raise IndexError(f"item {number} of {self._items}")
+        item = self._item(number % self._items)
+        return item if self._transform is None else self._transform(item)
+
+    def _item(self, number: int) -> Any:
+        cache = job_cache()
+        source = cache.source(self._name, self._items) if self._name else None
+        if source is None:
+            return self._fresh(self.dataset[number])
+        view = cache.get(source.key_of_index(number))
+        if view is not None:
+            return pickle.loads(view) if self._decode is None else self._decode(view)
+        item = self.dataset[number]
+        if cache.takes_more:
+            cache.put(source.of_index(number), self._encoded(item))
+        return self._fresh(item)
+
+    def _fresh(self, item: Any) -> Any:
+        if self._decode is None:
+            return item
+        content = self._encoded(item)
+        assert isinstance(content, memoryview)
+        return self._decode(content)

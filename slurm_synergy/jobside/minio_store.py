@@ -1,0 +1,450 @@
+"""The items of a data cache: taken in until the budget is full, never replaced, shared by all.
+
+Items lie one behind the other in segment files that are only ever appended to, so a view of an item
+stays good for as long as somebody holds it, also after the cache gave the item up. A hit is a look
+at the index and a slice of a mapping.
+
+Each item has a place in a seeded permutation of its data set. Where the number of items is known
+only a prefix of the permutation is taken in, and when the budget shrinks the cache keeps the
+longest prefix that fits: which items are held follows from the seed and the budget alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from slurm_synergy.errors import CacheError
+from slurm_synergy.jobside.minio_index import Head, Index, Namespace, Slot
+from slurm_synergy.jobside.minio_place import CachePlace
+
+__all__ = ["Item", "MinioStore", "Source", "place_of_index"]
+
+_KEY = struct.Struct("<QQ")
+
+_MIN_SEGMENT = 16 << 20
+# A process maps each segment once, which takes a descriptor; giving memory back copies one at most.
+_SEGMENTS = 64
+_MAX_SEGMENT_NUMBER = 65_535
+_EDGE = 1024
+_ENOUGH_SIZES = 64
+_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+class Item(NamedTuple):
+    """How an item is known: ``key`` of 16 bytes, ``place`` in [0, 2**64), number of its data set,
+    ``exact`` where the places of the data set are those of a permutation."""
+
+    key: bytes
+    place: int
+    namespace: int
+    exact: bool = False
+
+
+def place_of_index(index: int, items: int, seed: int) -> int:
+    """The place of item ``index`` of ``items`` in the permutation, scaled to 64 bits.
+
+    A bijection of the next power of two is repeated until it lands below ``items``.
+    """
+    bits = max((items - 1).bit_length(), 1)
+    mask, shift = (1 << bits) - 1, (bits + 1) // 2
+    rank = index
+    while True:
+        rank = (rank + seed) & mask
+        rank = ((rank ^ rank >> shift) * _MIX_1) & mask
+        rank = ((rank ^ rank >> shift) * _MIX_2) & mask
+        rank ^= rank >> shift
+        if rank < items:
+            return (rank << 64) // items
+
+
+class Source(NamedTuple):
+    """A data set in the cache: its number and identity there, and its items (0: unknown)."""
+
+    number: int
+    ident: int
+    items: int
+
+    def of_index(self, index: int) -> Item:
+        """The item with this number, from 0 to ``items - 1``."""
+        place = place_of_index(index, self.items, self.ident)
+        return Item(self.key_of_index(index), place, self.number, exact=True)
+
+    def of_name(self, name: str) -> Item:
+        """The item with this name, a path say."""
+        key = self.key_of_name(name)
+        place = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+        return Item(key, place, self.number)
+
+    def key_of_index(self, index: int) -> bytes:
+        """The key alone, which is all that a look needs."""
+        return _KEY.pack(self.ident, index)
+
+    def key_of_name(self, name: str) -> bytes:
+        """The key alone, which is all that a look needs."""
+        text = name.encode("utf-8", "surrogateescape")
+        return hashlib.blake2b(text, digest_size=16, salt=_KEY.pack(self.ident, 0)).digest()
+
+
+def _sample(content: bytes | memoryview) -> int:
+    """A checksum of both ends: what was torn lacks one of them."""
+    return zlib.crc32(content[-_EDGE:], zlib.crc32(content[:_EDGE]))
+
+
+class MinioStore:
+    """The cache in one directory, as one process sees it; forked children may use it as well.
+
+    Raises CacheError when the directory cannot be used or has no room for an index.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._place = CachePlace(path)
+        try:
+            self._index = Index(self._place)
+        except OSError as err:
+            self._place.close()
+            raise CacheError(f"cannot use {path} for the data cache: {err.strerror}") from err
+        except CacheError:
+            self._place.close()
+            raise
+        self.path, self._pid = path, os.getpid()
+        self._maps: dict[int, memoryview] = {}
+        self._tail: tuple[int, int] = (-1, -1)
+        self._run, self._generation = self._index.head.run, self._index.generation
+
+    def enter(self, name: str, items: int) -> Source:
+        """The data set ``name`` with so many items (0: unknown). Raises CacheError, OSError."""
+        self._follow_fork()
+        digest = hashlib.blake2b(f"{name}:{items}".encode("utf-8", "surrogateescape"))
+        ident = int.from_bytes(digest.digest()[:8], "little") | 1
+        return Source(self._index.enter_namespace(ident, items), ident, items)
+
+    @property
+    def head(self) -> Head:
+        """The counters: items, used and budgeted bytes."""
+        return self._index.head
+
+    def keys(self) -> set[bytes]:
+        """The keys of all items that are held."""
+        self._catch_up()
+        return {slot.key for _, slot in self._index.slots()}
+
+    def _follow_fork(self) -> None:
+        if self._pid != os.getpid():
+            self._index.reopen()
+            self._maps, self._tail, self._pid = {}, (-1, -1), os.getpid()
+
+    def _catch_up(self) -> None:
+        self._follow_fork()
+        # Segments that are gone give their memory back with the last mapping.
+        self._maps, self._generation = {}, self._index.generation
+        self._index.refresh()
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def get(self, key: bytes, stamp: Callable[[], int] = lambda: 0) -> memoryview | None:
+        """The item, read-only and not copied; None when it is not held.
+
+        What an earlier run left is believed after a look: its checksum holds and ``stamp()``, which
+        is called for that only, is what it was. Raises OSError when the cache itself is gone.
+        """
+        for _ in range(3):
+            if self._index.generation != self._generation or self._pid != os.getpid():
+                self._catch_up()
+            found = self._index.find(key)
+            if found is None:
+                return None
+            at, slot = found
+            view = self._view(slot)
+            if view is None:
+                self._catch_up()
+                continue  # moved between the two looks
+            if slot.run != self._run and not self._still_good(at, slot, view, stamp):
+                return None
+            return view
+        return None
+
+    def _view(self, slot: Slot) -> memoryview | None:
+        whole = self._maps.get(slot.segment)
+        if whole is None:
+            if not slot.length:
+                return memoryview(b"")
+            try:
+                fd = self._place.open_file(f"seg-{slot.segment}", os.O_RDONLY)
+            except FileNotFoundError:
+                return None
+            try:
+                whole = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
+            finally:
+                os.close(fd)
+            self._maps[slot.segment] = whole
+        end = slot.offset + slot.length
+        return whole[slot.offset : end] if end <= len(whole) else None
+
+    def _still_good(self, at: int, slot: Slot, view: memoryview, stamp: Callable[[], int]) -> bool:
+        self._run = self._index.head.run
+        if slot.run == self._run:
+            return True
+        if slot.sample == _sample(view) and slot.stamp == stamp():
+            self._index.set_run(at, self._run)
+            return True
+        with contextlib.suppress(BlockingIOError), self._index.exclusive() as head:
+            again = self._index.find(slot.key)
+            if again is not None and again[1] == slot:
+                self._forget(head, *again)
+        return False
+
+    # -- taking in ---------------------------------------------------------------------------------
+
+    @property
+    def takes_more(self) -> bool:
+        """False when :meth:`put` cannot take anything in: one look, no lock."""
+        return not self._index.full
+
+    def put(self, item: Item, content: bytes | memoryview, stamp: int = 0) -> bool:
+        """Take an item in, if there is room and it belongs to the prefix; True when it is held.
+
+        Raises OSError (ENOSPC among others) when the storage has no room; nothing more is taken
+        in then, by any process, until the budget changes.
+        """
+        if not self.takes_more:
+            return False
+        if self._is_beyond(item):
+            return False
+        self._follow_fork()
+        failed: OSError | None = None
+        try:
+            with self._index.exclusive() as head:
+                try:
+                    held = self._take(head, item, content, stamp)
+                except OSError as err:
+                    failed, held, head.no_space = err, False, 1
+        except BlockingIOError:
+            return False  # memory is being given back
+        if failed is not None:
+            raise failed
+        return held
+
+    def _is_beyond(self, item: Item) -> bool:
+        """Known without a lock, once the sizes are, where one data set has the whole budget."""
+        space = self._index.namespace(item.namespace)
+        if space.seen < _ENOUGH_SIZES or self._index.namespace(1).ident:
+            return False
+        return item.place >= _limit(space, self._index.budget_bytes, exact=item.exact)
+
+    def _take(self, head: Head, item: Item, content: bytes | memoryview, stamp: int) -> bool:
+        space, length = self._index.namespace(item.namespace), len(content)
+        _note_size(space, length)
+        held = not (head.full or head.no_space) and self._take_noted(
+            head, space, item, content, stamp
+        )
+        self._index.write_namespace(item.namespace, space)
+        return held
+
+    def _take_noted(
+        self, head: Head, space: Namespace, item: Item, content: bytes | memoryview, stamp: int
+    ) -> bool:
+        length = len(content)
+        others = self._index.namespaces() if self._index.namespace(1).ident else []
+        in_use = [each for each in others if each.run == head.run and each.ident != space.ident]
+        share = head.budget_bytes - sum(each.used_bytes for each in in_use)
+        if item.place >= _limit(space, share, exact=item.exact):
+            return False
+        if self._index.find(item.key) is not None:
+            return True
+        if length > head.budget_bytes - head.used_bytes:
+            self._drop_unused(head, others)
+            space.used_bytes = self._index.namespace(item.namespace).used_bytes
+        left = head.budget_bytes - head.used_bytes
+        if length > left:
+            # One large item among small ones must not end it.
+            filled = left <= head.budget_bytes // 64
+            head.full = int(head.used_bytes > 0 and (filled or length <= space.smallest))
+            return False
+        segment, offset = self._append(head, content)
+        self._index.insert(
+            head,
+            Slot(
+                key=item.key, place=item.place, offset=offset, length=length, stamp=stamp,
+                segment=segment, namespace=item.namespace, sample=_sample(content), check=0,
+                run=head.run,
+            ),
+        )  # fmt: skip
+        space.used_bytes += length
+        smallest = min(each.smallest for each in (space, *in_use) if each.seen)
+        head.full = int(left - length < smallest)
+        return True
+
+    def _append(self, head: Head, content: bytes | memoryview) -> tuple[int, int]:
+        """Where the content was written. Raises OSError when there is no room, with no harm."""
+        length = len(content)
+        number, fd = self._tail
+        if number != head.segment or head.tail == 0:
+            number, fd = self._open_tail(head, length)
+        elif head.tail + length > os.fstat(fd).st_size:
+            head.segment, head.tail = head.segment + 1, 0
+            number, fd = self._open_tail(head, length)
+        # A write takes the room it needs or fails; only what was written is ever mapped and read.
+        offset, written = head.tail, 0
+        view = memoryview(content)
+        while written < length:
+            written += os.pwrite(fd, view[written:], offset + written)
+        head.tail = offset + (length + 7 & ~7)
+        return number, offset
+
+    def _open_tail(self, head: Head, length: int) -> tuple[int, int]:
+        if self._tail[1] >= 0:
+            os.close(self._tail[1])
+            self._tail = (-1, -1)
+        fd = -1
+        if head.tail:
+            fd = self._place.open_file(f"seg-{head.segment}", os.O_RDWR)
+            if head.tail + length > os.fstat(fd).st_size:
+                os.close(fd)
+                head.segment, head.tail = head.segment + 1, 0
+        if not head.tail:
+            if head.segment > _MAX_SEGMENT_NUMBER:
+                raise OSError(28, "the data cache was resized too often")
+            self._place.unlink(f"seg-{head.segment}")  # nothing is in it
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+            fd = self._place.open_file(f"seg-{head.segment}", flags)
+            # Only what items are written to takes memory.
+            os.ftruncate(fd, max(head.segment_bytes, length, 1))
+        self._tail = (head.segment, fd)
+        return self._tail
+
+    # -- giving back -------------------------------------------------------------------------------
+
+    def set_budget(
+        self,
+        budget_bytes: int,
+        *,
+        process_bytes: int = 0,
+        at_most: int | None = None,
+        lease_generation: int = 0,
+        now_s: float = 0.0,
+    ) -> None:
+        """Change how many bytes of items are held, at once.
+
+        ``process_bytes`` is taken off it, where the largest value that any process told counts;
+        ``at_most`` limits the result. A change by an older lease is ignored; ``now_s`` is noted.
+        Raises BlockingIOError while another process gives memory back, OSError when the cache is
+        gone.
+        """
+        self._follow_fork()
+        with self._index.exclusive() as head:
+            if lease_generation < head.lease_generation:
+                return
+            head.lease_generation, head.measured_at_s = lease_generation, int(now_s)
+            head.process_bytes = max(head.process_bytes, process_bytes)
+            budget = max(budget_bytes - head.process_bytes, 0)
+            if at_most is not None:
+                budget = min(budget, at_most)
+            if budget == head.budget_bytes and head.used_bytes <= budget:
+                return
+            if budget > head.budget_bytes:
+                head.full = head.no_space = 0
+            head.budget_bytes = budget
+            wanted = 1 << max(budget // _SEGMENTS, 1).bit_length()
+            head.segment_bytes = max(_MIN_SEGMENT, wanted)
+            if head.used_bytes > budget:
+                self._shrink(head)
+
+    def _shrink(self, head: Head) -> None:
+        """Keep the longest prefix of the permutation that fits."""
+        self._index.announce_shrinking()
+        held = sorted(self._index.slots(), key=lambda each: (each[1].place, each[1].key))
+        left = head.budget_bytes
+        drop: list[tuple[int, Slot]] = []
+        for number, (_, slot) in enumerate(held):
+            left -= slot.length
+            if left < 0:
+                drop = held[number:]
+                break
+        self._release(head, drop)
+
+    def _drop_unused(self, head: Head, spaces: list[Namespace]) -> None:
+        """Make room of data sets that this run has not opened."""
+        stale = {number for number, space in enumerate(spaces) if space.run != head.run}
+        if any(spaces[number].used_bytes for number in stale):
+            drop = [each for each in self._index.slots() if each[1].namespace in stale]
+            self._release(head, drop)
+
+    def _forget(self, head: Head, at: int, slot: Slot) -> None:
+        self._index.remove(head, at, slot)
+        space = self._index.namespaces()[slot.namespace]
+        space.used_bytes -= slot.length
+        self._index.write_namespace(slot.namespace, space)
+
+    def _release(self, head: Head, drop: Iterable[tuple[int, Slot]]) -> None:
+        """Forget items and free their memory: what else lies in their segments moves."""
+        touched = set()
+        for at, slot in drop:
+            self._forget(head, at, slot)
+            touched.add(slot.segment)
+        if not touched:
+            return
+        if head.tail:
+            head.segment, head.tail = head.segment + 1, 0
+        stay: dict[int, list[tuple[int, Slot]]] = {number: [] for number in touched}
+        for at, slot in self._index.slots():
+            if slot.segment in stay:
+                stay[slot.segment].append((at, slot))
+        for number in sorted(touched):
+            for at, slot in stay[number]:
+                self._move(head, at, slot)
+            self._place.unlink(f"seg-{number}")
+            self._maps.pop(number, None)
+            head.generation += 1
+            self._index.publish(head)
+        self._catch_up()
+
+    def _move(self, head: Head, at: int, slot: Slot) -> None:
+        view = self._view(slot)
+        try:
+            if view is None:
+                raise OSError(2, "a segment of the data cache is gone")
+            segment, offset = self._append(head, view)
+        except OSError:
+            self._forget(head, at, slot)  # no room even for moving it
+            return
+        self._index.replace(at, slot._replace(segment=segment, offset=offset))
+
+    def close(self) -> None:
+        """Give the directory's lock back. Views that were handed out stay good."""
+        self._maps = {}
+        if self._tail[1] >= 0:
+            os.close(self._tail[1])
+        self._index.close()
+        self._place.close()
+
+
+def _note_size(space: Namespace, length: int) -> None:
+    space.smallest = min(space.smallest, length) if space.seen else length
+    space.largest = max(space.largest, length)
+    space.seen += 1
+    space.seen_bytes += length
+
+
+def _limit(space: Namespace, share_bytes: int, *, exact: bool) -> int:
+    """Items whose place is below it belong to the prefix that the share can hold.
+
+    Exact where the places are and all items have one size; otherwise somewhat longer, so that the
+    budget fills in the first epoch all the same.
+    """
+    if not space.items or not space.seen_bytes:
+        return 1 << 64
+    fit = share_bytes * space.seen // space.seen_bytes
+    if space.smallest != space.largest:
+        fit += fit // 4 + 64
+    if not exact:
+        fit += 4 * math.isqrt(max(fit, 0)) + 16
+    return (min(max(fit, 0), space.items) << 64) // space.items

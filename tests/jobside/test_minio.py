@@ -1,0 +1,569 @@
+"""The data cache with real processes: shared, whole after deaths, private, and never in the way."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inprocess import clean_environment, finish, start
+
+from slurm_synergy.errors import CacheError
+from slurm_synergy.jobside import minio_job
+from slurm_synergy.jobside.minio import CachedDataset, CachedFile, cached_open
+from slurm_synergy.jobside.minio_place import CachePlace, cache_path, keep_or_remove, sweep
+from slurm_synergy.jobside.minio_store import MinioStore
+
+SIZE = 5000
+
+
+def content(index: int) -> bytes:
+    return index.to_bytes(4, "little") * (SIZE // 4)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The directory of this job's cache; its budget is 1 MiB."""
+    for name in [name for name in os.environ if name.startswith(("SYNERGY_", "SLURM_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SYNERGY_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("SYNERGY_CACHE_MIB", "1")
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setattr(minio_job, "_cache", None)
+    yield tmp_path / f"synergy-cache-{os.getuid()}-77"
+    minio_job.job_cache().close()
+
+
+class Items:
+    """A data set of raw bytes that counts what was read from it."""
+
+    classes = ("cat", "dog")
+
+    def __init__(self, count: int) -> None:
+        self.count, self.read = count, 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> bytes:
+        self.read += 1
+        return content(index)
+
+
+# -- processes ---------------------------------------------------------------------------------
+
+
+def _read_share(path: Path, orders: list[list[int]], budget: int, pipe: Any) -> None:
+    """One worker: its share of each epoch, in step with the others."""
+    store = MinioStore(path)
+    store.set_budget(budget)
+    source = store.enter("set", 300)
+    for order in orders:
+        pipe.recv()
+        hits = 0
+        for index in order:
+            view = store.get(source.key_of_index(index))
+            if view is None:
+                store.put(source.of_index(index), content(index))
+            else:
+                assert view == content(index)
+                hits += 1
+        pipe.send(hits)
+    pipe.recv()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_together_hit_exactly_what_fits_in_every_epoch(
+    tmp_path: Path, method: str
+) -> None:
+    epochs, workers, items, fits = 4, 3, 300, 111
+    shuffled, context = random.Random(5), multiprocessing.get_context(method)
+    shares: list[list[list[int]]] = [[] for _ in range(workers)]
+    for _ in range(epochs):
+        order = shuffled.sample(range(items), items)
+        for number in range(workers):
+            shares[number].append(order[number::workers])
+    pipes, processes = [], []
+    for share in shares:
+        ours, theirs = context.Pipe()
+        budget = fits * SIZE + SIZE // 2
+        process = context.Process(
+            target=_read_share, args=(tmp_path / "cache", share, budget, theirs)
+        )
+        process.start()
+        pipes.append(ours)
+        processes.append(process)
+    hits = []
+    for _ in range(epochs):
+        for pipe in pipes:
+            pipe.send(None)
+        hits.append(sum(pipe.recv() for pipe in pipes))
+    for pipe in pipes:
+        pipe.send(None)
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    assert hits == [0, fits, fits, fits]
+
+
+def test_forked_workers_use_the_cache_of_their_parent(place: Path) -> None:
+    data = CachedDataset(Items(60), decode=bytes)
+    for part in range(2):
+        pid = os.fork()
+        if pid == 0:
+            good = all(data[index] == content(index) for index in range(part, 60, 2))
+            os._exit(0 if good else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+    data.dataset.read = 0
+    assert [data[index] for index in range(60)] == [content(index) for index in range(60)]
+    assert data.dataset.read == 0
+
+
+KILLED_INSIDE = """
+import os, signal, sys
+from pathlib import Path
+from slurm_synergy.jobside import minio_index, minio_store
+from slurm_synergy.jobside.minio_store import MinioStore
+store = MinioStore(Path(sys.argv[1]))
+source = store.enter("set", 100)
+where = sys.argv[2]
+def die(*args, **kwargs):
+    os.kill(os.getpid(), signal.SIGKILL)
+def half(index, at, raw):
+    index._table[at * 64 : at * 64 + 40] = raw[:40]
+    die()
+if where == "before the content":
+    os.pwrite = die
+elif where == "in the content":
+    real = os.pwrite
+    os.pwrite = lambda fd, data, at: (real(fd, data[:100], at), die())
+elif where == "in the slot":
+    minio_index.Index._put_raw = half
+elif where == "before the counters":
+    minio_index.Index.publish = die
+store.put(source.of_index(50), bytes(range(250)) * 20)
+"""
+
+
+@pytest.mark.parametrize(
+    "where", ["before the content", "in the content", "in the slot", "before the counters"]
+)
+def test_a_worker_killed_in_an_insert_leaves_nothing_torn(tmp_path: Path, where: str) -> None:
+    path = tmp_path / "cache"
+    store = MinioStore(path)
+    store.set_budget(100 * SIZE)
+    source = store.enter("set", 100)
+    for index in range(50):
+        assert store.put(source.of_index(index), content(index))
+    status, _, err = finish(start(["-c", KILLED_INSIDE, str(path), where], clean_environment()))
+    assert status == -signal.SIGKILL, err
+    torn = store.get(source.key_of_index(50))
+    if where == "before the counters":
+        assert torn == bytes(range(250)) * 20  # it was all there
+    else:
+        assert torn is None
+    for index in range(50, 100):
+        held = store.get(source.key_of_index(index))
+        if held is None:
+            assert store.put(source.of_index(index), content(index))
+    for index in set(range(100)) - {50}:
+        assert store.get(source.key_of_index(index)) == content(index)
+    assert store.head.items == 100 and store.head.used_bytes == 100 * SIZE
+    store.close()
+
+
+def test_a_view_stays_good_when_its_item_is_given_up(tmp_path: Path) -> None:
+    store, other = MinioStore(tmp_path / "cache"), MinioStore(tmp_path / "cache")
+    store.set_budget(10 * SIZE)
+    source = store.enter("set", 10)
+    for index in range(10):
+        store.put(source.of_index(index), content(index))
+    views = [other.get(source.key_of_index(index)) for index in range(10)]
+    store.set_budget(3 * SIZE)
+    for index in range(10):
+        store.put(source.of_index(index), b"x" * SIZE)
+    assert views == [content(index) for index in range(10)]
+    assert sum(other.get(source.key_of_index(i)) is not None for i in range(10)) == 3
+    store.close(), other.close()
+
+
+def _blocks(path: Path) -> int:
+    return sum(file.stat().st_blocks * 512 for file in path.glob("seg-*"))
+
+
+def test_a_smaller_budget_gives_the_memory_back_at_once(tmp_path: Path) -> None:
+    store = MinioStore(tmp_path / "cache")
+    store.set_budget(8 << 20)
+    source = store.enter("set", 64)
+    for index in range(64):
+        store.put(source.of_index(index), bytes(1 << 17))
+    assert _blocks(store.path) >= 8 << 20
+    store.set_budget(2 << 20)
+    assert store.head.items == 16
+    assert _blocks(store.path) <= (2 << 20) + 8192
+    store.set_budget(4 << 20)
+    for index in range(64):
+        if store.get(source.key_of_index(index)) is None:
+            store.put(source.of_index(index), bytes(1 << 17))
+    assert store.head.items == 32 and _blocks(store.path) <= (4 << 20) + 16384
+    store.close()
+
+
+# -- no room, no trust ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
+    where = tmp_path / "small"
+    where.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m,mode=0777", "none", str(where)], check=False
+    )
+    if done.returncode:
+        pytest.skip("mounting a small tmpfs takes root")
+    yield where
+    subprocess.run(["umount", "-l", str(where)], check=True)
+
+
+def test_a_full_storage_ends_taking_in_with_one_line(
+    small_tmpfs: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("SYNERGY_CACHE_DIR", str(small_tmpfs))
+    monkeypatch.setenv("SYNERGY_CACHE_MIB", "64")
+    data = CachedDataset(Items(400), decode=bytes)
+    for _ in range(3):
+        assert all(data[index] == content(index) for index in range(400))
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "no more room for the data cache" in err
+    data.dataset.read = 0
+    held = sum(1 for index in range(400) if data[index] and not data.dataset.read)
+    cache = minio_job.job_cache().store
+    assert cache is not None and 100 < cache.head.items < 220 and held >= 0
+    assert data.dataset.read == 400 - cache.head.items
+
+
+def test_no_room_for_the_index_means_no_cache_and_one_line(
+    small_tmpfs: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    (small_tmpfs / "filler").write_bytes(bytes((1 << 20) - 8192))
+    monkeypatch.setenv("SYNERGY_CACHE_DIR", str(small_tmpfs))
+    data = CachedDataset(Items(5), decode=bytes)
+    assert [data[index] for index in range(5)] * 2 == [content(i) for i in range(5)] * 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "read without a cache" in err and "No space left" in err
+
+
+@pytest.mark.parametrize("wrong", ["symlink", "open to others", "file"])
+def test_a_directory_that_cannot_be_trusted_is_not_used(
+    place: Path, tmp_path: Path, wrong: str, capsys: Any
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    if wrong == "symlink":
+        place.symlink_to(elsewhere)
+    elif wrong == "file":
+        place.touch(mode=0o600)
+    else:
+        place.mkdir(mode=0o755)
+    data = CachedDataset(Items(3), decode=bytes)
+    assert data[2] == content(2) and list(elsewhere.iterdir()) == []
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "read without a cache" in err and str(place) in err
+
+
+def test_a_symlink_inside_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    store = MinioStore(tmp_path / "cache")
+    store.set_budget(10 * SIZE)
+    source = store.enter("set", 10)
+    (store.path / "seg-0").symlink_to(victim)
+    (store.path / "table-1").symlink_to(victim)
+    assert store.put(source.of_index(0), content(0))
+    assert victim.read_bytes() == b"precious"
+    assert store.get(source.key_of_index(0)) == content(0)
+    store.close()
+
+
+def test_the_directory_and_its_files_are_private(place: Path) -> None:
+    CachedDataset(Items(3), decode=bytes)[0]
+    assert place.stat().st_mode & 0o777 == 0o700
+    assert {file.stat().st_mode & 0o777 for file in place.iterdir()} == {0o600}
+
+
+# -- restarts, removal ----------------------------------------------------------------------------
+
+
+def _filled(path: Path) -> None:
+    store = MinioStore(path)
+    store.set_budget(20 * SIZE)
+    source = store.enter("set", 20)
+    for index in range(20):
+        store.put(source.of_index(index), content(index), stamp=index)
+    store.close()
+
+
+def test_a_restart_uses_again_what_is_still_good(tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    _filled(path)
+    segment = path / "seg-0"
+    raw = bytearray(segment.read_bytes())
+    at = raw.index(content(7))
+    raw[at : at + 8] = b"rotten!!"
+    segment.write_bytes(raw)
+    store = MinioStore(path)
+    source = store.enter("set", 20)
+    for index in range(20):
+        # The source of item 9 was written anew meanwhile.
+        view = store.get(source.key_of_index(index), lambda i=index: 99 if i == 9 else i)
+        assert view == (None if index in (7, 9) else content(index))
+    assert store.head.items == 18
+    store.close()
+
+
+def test_what_was_made_before_the_machine_started_is_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    _filled(path)
+    control = bytearray((path / "control").read_bytes())
+    control[320:330] = b"other-boot"
+    (path / "control").write_bytes(control)
+    store = MinioStore(path)
+    assert store.head.items == 0 and not list(path.glob("seg-*"))
+    store.close()
+
+
+def test_data_sets_that_a_restart_does_not_use_make_room(tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    _filled(path)
+    store = MinioStore(path)
+    source = store.enter("another set", 20)
+    for index in range(20):
+        store.put(source.of_index(index), content(index + 50))
+    assert all(store.get(source.key_of_index(i)) == content(i + 50) for i in range(20))
+    store.close()
+
+
+def test_the_last_user_removes_and_nobody_else_does(tmp_path: Path) -> None:
+    env = {"SYNERGY_CACHE_DIR": str(tmp_path), "SLURM_JOB_ID": "5"}
+    path = cache_path(env)
+    first, second = MinioStore(path), MinioStore(path)
+    assert not keep_or_remove(env, continues=False)
+    first.close()
+    assert not keep_or_remove(env, continues=False) and path.exists()
+    second.close()
+    assert not keep_or_remove(env, continues=True) and path.exists()
+    assert keep_or_remove(env, continues=False) and not path.exists()
+
+
+def test_a_cache_in_memory_is_kept_for_a_restart_only_where_that_is_asked_for() -> None:
+    env = {"SLURM_JOB_ID": f"999{os.getpid()}"}
+    path = cache_path(env)
+    assert path.parent == Path("/dev/shm")
+    MinioStore(path).close()
+    assert not keep_or_remove({**env, "SYNERGY_CACHE_KEEP": "1"}, continues=True)
+    assert path.exists()
+    assert keep_or_remove(env, continues=True) and not path.exists()
+
+
+def test_left_overs_of_killed_jobs_are_swept(tmp_path: Path) -> None:
+    names = ("old", "used", "kept")
+    paths = {name: tmp_path / f"synergy-cache-{os.getuid()}-{name}" for name in names}
+    for name in ("old", "kept"):
+        CachePlace(paths[name]).close()
+    (paths["kept"] / "kept").touch()
+    used = CachePlace(paths["used"])
+    for path in paths.values():
+        os.utime(path, (1, os.stat(path).st_mtime - 3600))
+    sweep(tmp_path / f"synergy-cache-{os.getuid()}-1")
+    assert [name for name in names if paths[name].exists()] == ["used", "kept"]
+    used.close()
+
+
+def test_without_a_launcher_the_program_removes_its_cache(tmp_path: Path) -> None:
+    program = """
+import os, slurm_synergy.jobside as synergy
+data = synergy.CachedDataset([b"a", b"b"], decode=bytes)
+print(data[0], data[0], len(os.listdir(os.environ["SYNERGY_CACHE_DIR"])))
+"""
+    environment = clean_environment(SYNERGY_CACHE_DIR=str(tmp_path), SYNERGY_CACHE_MIB="1")
+    status, out, err = finish(start(["-c", program], environment))
+    assert (status, out, err) == (0, "b'a' b'a' 1\n", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def test_a_cached_file_reads_as_the_file_does(place: Path, tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"one\ntwo\n" + b"x" * 9000 + b"\nlast")
+    for _ in range(2):
+        with cached_open(path) as ours, path.open("rb") as plain:
+            assert isinstance(ours, CachedFile) and ours.name == str(path)
+            for size in (3, 1, 5000):
+                assert ours.read(size) == plain.read(size)
+            assert ours.seek(-6, os.SEEK_END) == plain.seek(-6, os.SEEK_END)
+            assert ours.read() == plain.read() and ours.read() == b""
+            assert ours.seek(0) == plain.seek(0) == ours.tell()
+            assert list(ours) == list(plain)
+            plain.seek(2), ours.seek(2)
+            assert ours.readline(1) == plain.readline(1)
+            mine, theirs = bytearray(10), bytearray(10)
+            assert ours.readinto(mine) == plain.readinto(theirs) and mine == theirs
+            assert ours.seek(1 << 20) and ours.read() == b"" and ours.readline() == b""
+            with pytest.raises(OSError, match="negative"):
+                ours.seek(-1)
+            assert not ours.writable()
+
+
+def test_a_hit_copies_nothing_and_does_not_touch_the_file(place: Path, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(content(1))
+    cached_open(path).close()
+    path.unlink()
+    first, second = cached_open(path), cached_open(path)
+    assert isinstance(first, CachedFile) and isinstance(second, CachedFile)
+    assert first.getbuffer() == content(1) and first.getbuffer().readonly
+    assert first.getbuffer().obj is second.getbuffer().obj
+
+
+def test_a_file_that_changed_since_the_last_run_is_read_anew(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same, changed = tmp_path / "same", tmp_path / "changed"
+    for path in (same, changed):
+        path.write_bytes(b"before")
+        cached_open(path).close()
+    minio_job.job_cache().close()
+    monkeypatch.setattr(minio_job, "_cache", None)
+    changed.write_bytes(b"after it")
+    assert cached_open(changed).read() == b"after it"
+    assert cached_open(changed).read() == b"after it"
+    assert cached_open(same).read() == b"before"
+    store = minio_job.job_cache().store
+    assert store is not None and store.head.items == 2
+
+
+def test_beyond_the_budget_a_file_is_opened_as_ever(place: Path, tmp_path: Path) -> None:
+    large, small = tmp_path / "large", tmp_path / "small"
+    large.write_bytes(bytes(2 << 20))
+    small.write_bytes(b"small")
+    assert cached_open(large).read() == bytes(2 << 20)
+    assert cached_open(small).read() == b"small"
+    small.unlink()
+    assert cached_open(small).read() == b"small"
+
+
+def test_wrong_uses_of_files_are_told(place: Path, tmp_path: Path) -> None:
+    with pytest.raises(CacheError, match="read as 'rb'"):
+        cached_open(tmp_path / "x", "w")
+    with pytest.raises(FileNotFoundError, match="missing"):
+        cached_open(tmp_path / "missing")
+
+
+# -- data sets -------------------------------------------------------------------------------------
+
+
+def test_each_item_is_read_once_and_attributes_stay(place: Path) -> None:
+    data = CachedDataset(Items(20), decode=lambda view: (bytes(view), view.readonly))
+    data.dataset.read = 0
+    for _ in range(3):
+        assert [data[index] for index in range(-20, 20)] == [
+            (content(index % 20), True) for index in range(-20, 20)
+        ]
+    assert data.dataset.read == 20 and data.classes == ("cat", "dog") and len(data) == 20
+    with pytest.raises(IndexError, match="item 20 of 20"):
+        data[20]
+    with pytest.raises(AttributeError):
+        _ = data.__getitems__
+
+
+def test_any_items_can_be_cached_and_are_the_readers_own(place: Path) -> None:
+    torch = pytest.importorskip("torch")
+    numpy = pytest.importorskip("numpy")
+    items = [
+        {"image": torch.arange(12.0).reshape(3, 4).t(), "label": label, "raw": numpy.ones(3)}
+        for label in range(4)
+    ]
+    items[3]["image"] = torch.ones(2, dtype=torch.bfloat16)
+    data = CachedDataset(items, transform=lambda item: (item, "seen"))
+    for epoch in range(2):
+        for index, item in enumerate(items):
+            got, seen = data[index]
+            assert seen == "seen" and got["label"] == item["label"]
+            assert torch.equal(got["image"], item["image"])
+            assert got["image"].dtype == item["image"].dtype
+            if epoch:
+                got["image"] += 1
+                got["raw"] += 1
+    assert data[0][0]["raw"].tolist() == [1, 1, 1] and data[0][0]["image"][1, 0] == 1
+
+
+def test_a_data_set_that_is_random_is_not_cached(place: Path, capsys: Any) -> None:
+    class Augmented(Items):
+        def __getitem__(self, index: int) -> bytes:
+            return random.randbytes(8)
+
+    state = random.getstate()
+    data = CachedDataset(Augmented(5), decode=bytes)
+    assert random.getstate() == state
+    assert data[0] != data[0]
+    err = capsys.readouterr().err
+    assert "Augmented is not cached: item 0 differs" in err and err.count("\n") == 1
+
+
+def test_wrong_uses_of_data_sets_are_told(place: Path) -> None:
+    with pytest.raises(CacheError, match="a generator cannot be cached"):
+        CachedDataset(iter_ for iter_ in ())
+    with pytest.raises(CacheError, match="gave a str"):
+        CachedDataset(["text"], decode=bytes)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("SYNERGY_CACHE_MIB", "much", "SYNERGY_CACHE_MIB = 'much'"),
+        ("SYNERGY_CACHE_MIB", "", "set SYNERGY_CACHE_MIB"),
+        ("SYNERGY_CACHE_DIR", "/proc/none", "set SYNERGY_CACHE_DIR"),
+        ("SYNERGY_CACHE", "0", ""),
+    ],
+)
+def test_without_a_cache_the_data_are_read_and_one_line_tells_why(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, name: str, value: str, words: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    data = CachedDataset(Items(3), decode=bytes)
+    assert [data[1], data[1]] == [content(1)] * 2 and data.dataset.read == 5
+    err = capsys.readouterr().err
+    assert err.count("\n") == (1 if words else 0) and words in err
+
+
+def test_loader_workers_share_one_cache(place: Path) -> None:
+    pytest.importorskip("torch")
+    program = """
+import pickle, sys
+from torch.utils.data import DataLoader
+import slurm_synergy.jobside as synergy
+class Counting:
+    def __len__(self): return 40
+    def __getitem__(self, index):
+        with open(sys.argv[1], "a") as file: file.write("x")
+        return index * index
+data = synergy.CachedDataset(Counting())
+for workers in (2, 0, 1):
+    loader = DataLoader(data, batch_size=8, num_workers=workers)
+    print(sorted(int(v) for batch in loader for v in batch) == [i * i for i in range(40)])
+print(pickle.loads(pickle.dumps(data))[6])
+"""
+    script, count = place.parent / "program.py", place.parent / "count"
+    script.write_text(program)
+    environment = clean_environment(SYNERGY_CACHE_DIR=str(place.parent), SYNERGY_CACHE_MIB="1")
+    status, out, err = finish(start([str(script), str(count)], environment))
+    assert (status, out, err) == (0, "True\n" * 3 + "36\n", "")
+    assert len(count.read_text()) == 40 + 3  # and the three looks at what the items are
