@@ -13,9 +13,19 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["CpuChoice", "PinResult", "choose_cpus", "pin_tree", "task_cores"]
+__all__ = [
+    "CpuChoice",
+    "PinResult",
+    "choose_cpus",
+    "machine_order",
+    "pin_tree",
+    "process_tree",
+    "task_cores",
+    "widest_mask",
+]
 
 _PASSES = 8
+_CPUS = Path("/sys/devices/system/cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,16 +58,48 @@ def task_cores(cores: Collection[int], local_rank: int, local_ranks: int) -> tup
     return tuple(ordered[first:last])
 
 
-def choose_cpus(cores: Sequence[int], granted: Collection[int], node_cores: int) -> CpuChoice:
+def machine_order(cpus: Collection[int], place: Path = _CPUS) -> list[int]:
+    """OS CPUs in the order in which Slurm numbers them: by socket, core and thread.
+
+    The numbers of the operating system may alternate between sockets, and hold the second threads
+    of all cores back to the end. ``place`` is the kernel's description; without it by number.
+    """
+
+    def at(cpu: int) -> tuple[int, int, int]:
+        topology = place / f"cpu{cpu}" / "topology"
+        package = int((topology / "physical_package_id").read_text())
+        return package, int((topology / "core_id").read_text()), cpu
+
+    try:
+        return sorted(cpus, key=at)
+    except (OSError, ValueError):
+        return sorted(cpus)
+
+
+def widest_mask() -> frozenset[int]:
+    """The CPUs that this process could have: those of its cpuset, whatever it is bound to now."""
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, range(os.sysconf("SC_NPROCESSORS_CONF")))
+        return frozenset(os.sched_getaffinity(0))
+    except OSError:
+        return frozenset(before)
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def choose_cpus(
+    cores: Sequence[int], granted: Collection[int], node_cores: int, place: Path = _CPUS
+) -> CpuChoice:
     """The OS CPUs of Slurm's core indices ``cores`` inside the mask ``granted``.
 
-    Slurm numbers a node's cores from 0; the granted mask of a job that holds the whole node lists
-    the same cores in OS numbers. A mask narrower than the node (a part of a node, or a node that
+    Slurm numbers a node's cores from 0; a mask over the whole node lists the same cores in OS
+    numbers (see ``machine_order``). A mask narrower than the node (a part of a node, or a node that
     is only pretended) cannot be translated, and what Slurm gave stays.
     """
     if not cores:
         return CpuChoice(cpus=frozenset(), why="the lease names no cores")
-    ordered = sorted(granted)
+    ordered = machine_order(granted, place)
     if node_cores <= 0 or len(ordered) < node_cores:
         why = f"{len(ordered)} of the node's {node_cores} cores are visible here"
         return CpuChoice(cpus=frozenset(), why=why)
@@ -101,7 +143,7 @@ def pin_tree(pid: int, cpus: Collection[int], *, strays_only: bool = False) -> P
 
 
 def _threads(pid: int) -> Iterator[int]:
-    for process in _tree(pid):
+    for process in process_tree(pid):
         try:
             names = [entry.name for entry in Path(f"/proc/{process}/task").iterdir()]
         except OSError:
@@ -109,7 +151,8 @@ def _threads(pid: int) -> Iterator[int]:
         yield from map(int, names)
 
 
-def _tree(pid: int) -> list[int]:
+def process_tree(pid: int) -> list[int]:
+    """``pid`` and all its descendants, parents first."""
     found = [pid]
     for parent in found:
         children = _children(parent)

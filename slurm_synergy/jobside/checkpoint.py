@@ -23,6 +23,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -45,6 +46,11 @@ _POLL_S = 0.02
 _NAME = re.compile(r"step-(\d{12})(\.old)?")
 _LEFT_OVER = re.compile(r"step-\d{12}\.(tmp-\d+|del)")
 _MANIFEST = "MANIFEST.json"
+# What reading a file that anybody may have written can end with.
+_UNREADABLE = (
+    *(CheckpointError, OSError, ValueError, KeyError, TypeError),
+    *(AttributeError, OverflowError, RecursionError),
+)
 _STATE = "state.json"
 
 
@@ -66,13 +72,18 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint that was read and verified. ``rank_state`` is None for a rank it lacks."""
+    """A checkpoint that was read and verified.
+
+    ``rank_state`` is None for a rank it lacks; ``took_s`` is how long it took to write (0: by a
+    release that did not measure it).
+    """
 
     path: Path
     progress: Progress
     objects: Mapping[str, Any]
     user_state: dict[str, Any]
     rank_state: Mapping[str, Any] | None
+    took_s: float = 0.0
 
 
 def _torch() -> Any:
@@ -92,10 +103,17 @@ def _sync_dir(path: Path) -> None:
         os.close(fd)
 
 
+def _open_own(name: str, flags: int) -> int:
+    """Open for writing, but never through a link: the directory may be one that others write to."""
+    fd = os.open(name, flags | os.O_NOFOLLOW, 0o600)
+    os.fchmod(fd, 0o600)  # whatever the umask, and whoever made it
+    return fd
+
+
 def _write_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write a file whole: other ranks see it complete and synced, or not at all."""
     partial = path.with_name(path.name + ".part")
-    with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+    with open(partial, "wb", opener=_open_own) as file:
         write(file)
         file.flush()
         os.fsync(file.fileno())
@@ -182,6 +200,7 @@ class CheckpointStore:
         self.directory, self.rank, self.ranks = directory, rank, ranks
         self._restart, self._wait_s = restart, wait_s
         self._read_back = False
+        self._began_s = 0.0
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -199,6 +218,7 @@ class CheckpointStore:
         """
         final = self.directory / f"step-{progress.step:012d}"
         temporary = final.with_name(f"{final.name}.tmp-{self._restart}")
+        self._began_s = time.monotonic()
         try:
             self._make(temporary)
             _dump(temporary / f"rank-{self.rank:05d}", rank_state)
@@ -229,6 +249,14 @@ class CheckpointStore:
         if self.ranks == 1:
             shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(mode=0o700, exist_ok=True)
+        status = temporary.lstat()
+        # On storage that maps root to another user, what we make is not root's.
+        ours = status.st_uid in (os.geteuid(), self.directory.stat().st_uid)
+        if not stat.S_ISDIR(status.st_mode) or not ours:
+            raise CheckpointError(
+                f"{temporary} is a link or another user's: nothing is written into it; remove it,"
+                " or set SYNERGY_CHECKPOINT_DIR to a directory that only this user may write to"
+            )
 
     def _publish(
         self,
@@ -253,7 +281,12 @@ class CheckpointStore:
         _write_file(temporary / _STATE, lambda file: file.write(text.encode()))
         self._await_ranks(temporary)
         sums = {path.name: _sum(path) for path in sorted(temporary.iterdir())}
-        manifest = {"version": FORMAT_VERSION, "step": progress.step, "files": sums}
+        manifest = {
+            "version": FORMAT_VERSION,
+            "step": progress.step,
+            "took_s": round(time.monotonic() - self._began_s, 3),
+            "files": sums,
+        }
         _write_file(
             temporary / _MANIFEST, lambda file: file.write(json.dumps(manifest, indent=1).encode())
         )
@@ -365,7 +398,7 @@ class CheckpointStore:
         for step, path in self._candidates():
             try:
                 checkpoint = self._read(path, step)
-            except (CheckpointError, OSError, ValueError, KeyError, TypeError) as err:
+            except _UNREADABLE as err:
                 problems.append(f"{path.name}: {err}")
                 damaged.append(path)
                 say(f"checkpoint {path} is damaged and skipped: {err}")
@@ -425,6 +458,7 @@ class CheckpointStore:
             objects=objects,
             user_state=dict(state["user_state"]),
             rank_state=self._load_part(path / f"rank-{self.rank:05d}"),
+            took_s=float(manifest.get("took_s", 0.0)),
         )
 
     @staticmethod

@@ -23,6 +23,7 @@ from slurm_synergy.jobside import binding, environment, process
 from slurm_synergy.jobside.board import Board, LeaseView, Report
 from slurm_synergy.jobside.environment import ENDPOINT_FILE, LEASE_STOP_EXIT, Task
 from slurm_synergy.jobside.lease_client import Grant, LeaseClient, Update
+from slurm_synergy.jobside.minio_place import keep_or_remove
 from slurm_synergy.jobside.private import PrivateDir
 
 __all__ = ["Launcher", "main"]
@@ -34,6 +35,8 @@ _REPIN_EVERY_S = 2.0
 _LONGEST_PATIENCE_S = 10.0
 _FINISH_TIMEOUT_S = 3.0
 _SETTLE_S = 30.0
+# Slurm takes 20 s and more to notice that a step daemon died, and then starts the job elsewhere.
+_ORPHAN_GRACE_S = 8.0
 _USAGE = 2
 _WAKE = signal.SIGRTMIN + 1
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
@@ -48,6 +51,7 @@ class Launcher:
     ) -> None:
         self._command, self._env, self._task, self._board = tuple(command), env, task, board
         self._granted = frozenset(os.sched_getaffinity(0))
+        self._reach: frozenset[int] = frozenset()
         self._client: LeaseClient | None = None
         self._child = 0
         self._update = Update()
@@ -60,6 +64,10 @@ class Launcher:
         self._signalled = False
         self._terminated = False
         self._told: set[str] = set()
+        # Outside a job step the parent may end as it likes.
+        self._parent = os.getppid() if process.is_slurmstepd(os.getppid()) else 0
+        self._orphan_since_s: float | None = None
+        self._orphans: list[int] = []
 
     def run(self) -> int:
         """Start the command and see it through."""
@@ -72,7 +80,7 @@ class Launcher:
                 return self._ended(-early)
             self._obey(self._client.take() if self._client else None)
             try:
-                self._child = process.spawn(self._command, self._child_env(), mask)
+                self._child = process.spawn_tethered(self._command, self._child_env(), mask)
             except OSError as err:
                 self._say(f"cannot run {self._command[0]}: {err.strerror}", every_rank=True)
                 return self._ended(process.spawn_exit_code(err))
@@ -180,7 +188,11 @@ class Launcher:
     # -- pinning ---------------------------------------------------------------------------------
 
     def _pin(self, cores: tuple[int, ...], node_cores: int) -> None:
-        choice = binding.choose_cpus(cores, self._granted, node_cores)
+        mask = self._granted
+        if cores and len(mask) < node_cores and "SYNERGY_KEEP_BINDING" not in self._env:
+            # Where Slurm only binds tasks, and confines none, a lease reaches beyond its binding.
+            mask = self._reach = self._reach or binding.widest_mask()
+        choice = binding.choose_cpus(cores, mask, node_cores)
         if choice.why:
             self._say(f"not pinned ({choice.why}); the lease gives {len(cores)} cores")
         if choice.cpus == self._cpus:
@@ -212,6 +224,8 @@ class Launcher:
         env["SYNERGY_LEASE_CPUS"] = str(view.core_count)
         if view.mem_mib:
             env["SYNERGY_LEASE_MEM_MIB"] = str(view.mem_mib)
+        if self._update.grant is not None and self._update.grant.grace_s:
+            env["SYNERGY_GRACE_S"] = f"{self._update.grant.grace_s:g}"
         if view.batch_size:
             env["SYNERGY_BATCH_SIZE"] = str(view.batch_size)
         env["SYNERGY_CHECKPOINT_DIR"] = environment.checkpoint_dir(env, str(Path.cwd()))
@@ -238,14 +252,38 @@ class Launcher:
             info = process.fetch_signal(self._poll_s(), {_WAKE})
             code = process.reap(self._child)
             if code is not None:
+                process.signal_all(self._orphans, signal.SIGKILL)
                 return code
             if info is not None:
                 self._pass_on(info)
             update = self._client.take() if self._client else None
+            if update is not None and update.over:
+                self._end_child("Slurm has ended this run of the job: ending what is left of it")
             self._obey(update)
+            self._see_to_parent()
             self._keep_pinned()
             if self._stop_since_s is not None:
                 self._see_to_stop(self._stop_since_s)
+
+    def _end_child(self, why: str) -> None:
+        """End the whole tree at once: another copy of the job must find nobody here."""
+        self._say(why, every_rank=True)
+        process.signal_all(reversed(binding.process_tree(self._child)), signal.SIGKILL)
+
+    def _see_to_parent(self) -> None:
+        """Do not outlive the step daemon: without it Slurm takes our GPUs for free."""
+        if not self._parent or os.getppid() == self._parent:
+            return
+        now_s = time.monotonic()
+        if self._orphan_since_s is None:
+            self._orphan_since_s = now_s
+            self._say("Slurm's step daemon has died: stopping the program", every_rank=True)
+            self._terminated = True
+            # As Slurm would: all processes, not the first alone.
+            self._orphans = binding.process_tree(self._child)
+            process.signal_all(self._orphans, signal.SIGTERM)
+        elif now_s - self._orphan_since_s > _ORPHAN_GRACE_S:
+            self._end_child("the program did not stop: ending it")
 
     def _poll_s(self) -> float:
         if self._stop_since_s is not None:
@@ -378,6 +416,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _become(words, env)
     try:
         code = Launcher(words, env, task, board).run()
+        keep_or_remove(env, continues=code == LEASE_STOP_EXIT)
     finally:
         folder.remove()
     return process.exit_like(code)

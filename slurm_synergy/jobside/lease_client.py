@@ -69,16 +69,22 @@ class Grant:
     stop_within_s: float
     node_cores: int
     batch_size: int
+    grace_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """What the controller last said. ``gone``: it does not schedule this incarnation any more."""
+    """What the controller last said.
+
+    ``gone``: it does not schedule this incarnation any more. ``over``: Slurm has ended it, and
+    the job starts anew elsewhere.
+    """
 
     grant: Grant | None = None
     stop_step: int = 0
     stop_committed: bool = False
     gone: bool = False
+    over: bool = False
 
 
 def munge_credential(payload: str, socket: str = "") -> str:
@@ -288,10 +294,11 @@ class LeaseClient:
 
     def _publish(self, update: Update) -> None:
         if update.gone:
-            self._tell_once("the controller does not schedule this job (any more); running on")
+            if not update.over:
+                self._tell_once("the controller does not schedule this job (any more); running on")
             self._token = ""
             # Nothing to take from it: the launcher leaves everything as it is.
-            update = Update(grant=self._known.grant, gone=True)
+            update = Update(grant=self._known.grant, gone=True, over=update.over)
         with self._lock:
             self._update = self._known = update
         self._answered.set()
@@ -310,7 +317,8 @@ class LeaseClient:
             self._tell_once(f"the controller at {self.endpoint} refuses this task: {details}")
             self._answered.set()
             self._notify()
-            return True
+            # A credential is for one call: the next may pass, once a clock is set right, say.
+            return code is not grpc.StatusCode.UNAUTHENTICATED or self._ended.wait(_LOCAL_RETRY_S)
         if self._failures >= 2:
             self._tell_once(f"no answer from the controller at {self.endpoint}; trying on")
         self._pause()
@@ -341,7 +349,7 @@ class LeaseClient:
 
 def _update(reply: pb.LeaseReply) -> Update:
     if reply.gone:
-        return Update(gone=True)
+        return Update(gone=True, over=reply.over)
     grant = None
     if reply.HasField("lease"):
         lease = reply.lease
@@ -356,6 +364,7 @@ def _update(reply: pb.LeaseReply) -> Update:
             stop_within_s=lease.stop_within_s,
             node_cores=lease.node_cores,
             batch_size=lease.batch_size,
+            grace_s=lease.grace_s,
         )
     return Update(
         grant=grant, stop_step=reply.stop_step.step, stop_committed=reply.stop_step.committed

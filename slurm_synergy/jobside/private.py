@@ -44,7 +44,9 @@ def command_number(env: Mapping[str, str], command: str) -> int:
     """
     if env.get("ENVIRONMENT") != "BATCH":
         return 1
-    run = f"{env.get('SLURM_JOB_ID', '')}-{env.get('SLURM_RESTART_COUNT') or 0}"
+    # The script's own pid tells its runs apart where several clusters on one machine count jobs.
+    names = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_TASK_PID")
+    run = "-".join(env.get(name) or "0" for name in names)
     path = _ORDER_PLACE / f"synergy-{os.getuid()}-{run}.commands"
     line = hashlib.sha256(command.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -92,6 +94,7 @@ class PrivateDir:
             path = place / f"{name}-{secrets.token_hex(4)}"
             try:
                 path.mkdir(mode=0o700)
+                path.chmod(0o700)  # whatever the umask
             except OSError as err:
                 last = err
                 continue

@@ -7,10 +7,12 @@ a terminal every process of the foreground group, so that passing those on would
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
 import signal
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -20,11 +22,14 @@ __all__ = [
     "exit_like",
     "fetch_signal",
     "find_program",
+    "is_slurmstepd",
     "reap",
     "sent_by_slurmstepd",
     "sent_by_terminal",
+    "signal_all",
     "spawn",
     "spawn_exit_code",
+    "spawn_tethered",
 ]
 
 FORWARDED = frozenset(
@@ -41,6 +46,7 @@ FORWARDED = frozenset(
 _SI_KERNEL = 0x80
 _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
+_TETHER = Path(__file__).resolve().with_name("tether.py")
 
 
 def block_signals(extra: Iterable[int] = ()) -> set[int]:
@@ -67,8 +73,13 @@ def sent_by_slurmstepd(info: signal.struct_siginfo) -> bool:
 
     The one exception is ``scancel --batch``, which signals slurmstepd's direct child alone.
     """
+    return is_slurmstepd(info.si_pid)
+
+
+def is_slurmstepd(pid: int) -> bool:
+    """Whether that process is one of Slurm's step daemons."""
     try:
-        return Path(f"/proc/{info.si_pid}/comm").read_bytes().startswith(b"slurmstepd")
+        return Path(f"/proc/{pid}/comm").read_bytes().startswith(b"slurmstepd")
     except OSError:
         return False
 
@@ -104,6 +115,20 @@ def spawn(argv: Sequence[str], env: Mapping[str, str], mask: Iterable[int]) -> i
         return os.posix_spawn(shell[0], shell, env, setsigmask=mask, setsigdef=restored)
 
 
+def spawn_tethered(argv: Sequence[str], env: Mapping[str, str], mask: Iterable[int]) -> int:
+    """Like :func:`spawn`, but the child is killed when this process dies, however it dies.
+
+    To be called from the main thread: it is the thread whose end the kernel watches.
+    """
+    program = find_program(argv[0], env.get("PATH", os.defpath))
+    if not Path(program).exists():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
+    if Path(program).is_dir() or not os.access(program, os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), program)
+    tether = [sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), program]
+    return spawn([*tether, *argv], env, mask)
+
+
 def spawn_exit_code(err: OSError) -> int:
     """The shell's exit status for a program that could not be started: 127 not found, else 126."""
     return _NOT_FOUND if err.errno == errno.ENOENT else _NOT_EXECUTABLE
@@ -113,6 +138,13 @@ def reap(pid: int) -> int | None:
     """The exit status of child ``pid`` if it has ended (negative: killed by that signal)."""
     done, status = os.waitpid(pid, os.WNOHANG)
     return os.waitstatus_to_exitcode(status) if done == pid else None
+
+
+def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
+    """Signal these processes; one that has ended is no error."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def exit_like(code: int) -> int:

@@ -13,6 +13,7 @@ us: its reports carry no heartbeat, which tells the launcher to send the user's 
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -115,6 +116,7 @@ class Session:
         "_terminated",
         "_wait_s",
         "_waited_s",
+        "_warned_of_grace",
         "board",
         "checkpoint_dir",
         "epoch",
@@ -165,6 +167,7 @@ class Session:
         self._save_every_steps = 0
         self._save_every_s = 0.0
         self._next_save_s = _NEVER_S
+        self._warned_of_grace = False
 
     # -- who we are ------------------------------------------------------------------------------
 
@@ -259,6 +262,7 @@ class Session:
                 ) from err
         self.user_state.clear()
         self.user_state.update(found.user_state)
+        self._compare_with_grace(found.took_s)
         self._take_position(found.progress, found.rank_state)
         return True
 
@@ -307,12 +311,29 @@ class Session:
             seed=self.seed,
         )
         objects = self._objects
-        return self.store.save(
+        began_s = self._clock()
+        path = self.store.save(
             progress,
             lambda: {name: _unwrapped(thing).state_dict() for name, thing in objects.items()},
             self.user_state,
             rank_state,
         )
+        self._compare_with_grace(self._clock() - began_s)
+        return path
+
+    def _compare_with_grace(self, took_s: float) -> None:
+        """Say once that checkpoints take longer than a stop would wait for one."""
+        grace_s = _env_number("SYNERGY_GRACE_S")
+        if grace_s is None or took_s < grace_s or self._warned_of_grace:
+            return
+        self._warned_of_grace = True
+        if self.identity.rank == 0:
+            wanted_s = math.ceil(2 * took_s)
+            say(
+                f"a checkpoint takes {took_s:.1f} s, but a stop waits only {grace_s:g} s for one:"
+                " work since the last checkpoint would be repeated; ask for more time with the"
+                f" hint grace_s={wanted_s}, or save less"
+            )
 
     def _refuse_to_forget(self) -> None:
         """Starting anew beside existing checkpoints would lose the work in them."""

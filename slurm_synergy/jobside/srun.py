@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import stat
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,19 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_synergy.errors import LeaseError
-from slurm_synergy.jobside import environment, process
+from slurm_synergy.jobside import environment, process, trouble
 from slurm_synergy.jobside.environment import ENDPOINT_FILE, LEASE_STOP_EXIT
 from slurm_synergy.jobside.private import command_number
 
-__all__ = ["Invocation", "main", "parse", "srun_options"]
+__all__ = ["HELP", "Invocation", "main", "parse", "srun_options"]
 
 _REQUEUE_WAIT_S = 120.0
 _MAX_RERUNS = 3
 _LOOK_AGAIN_S = 10.0
-_SLURM_TIMEOUT_S = 60.0
+# A slurmd that is restarted is back within these.
+_LAUNCH_PAUSES_S = (3.0, 10.0, 20.0, 40.0)
 _USAGE = 2
 
-_HELP = """\
+HELP = """\
 usage: synergy-srun [srun options] [synergy options] [--] command [arguments]
 
 Runs a training command in a Slurm job under slurm-synergy. All options of srun are passed on.
@@ -247,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(f"unknown option {unknown[0]}; known are {', '.join(sorted(known))}")
         return _USAGE
     if "--synergy-help" in invocation.own or "help" in invocation.given:
-        sys.stdout.write(_HELP)
+        sys.stdout.write(HELP)
         return 0
     env = dict(os.environ)
     if "--synergy-no-inject" in invocation.own:
@@ -281,6 +281,8 @@ def _in_job(invocation: Invocation, env: dict[str, str]) -> int:
     added, stale = srun_options(invocation, env, binds_cpus=_binds_cpus(env))
     for name in stale:
         del env[name]
+    if "cpu-bind" in invocation.given or "SLURM_CPU_BIND" in env:
+        env["SYNERGY_KEEP_BINDING"] = "1"  # its user's choice
     argv = ["srun", *invocation.options, *added, *_launcher(), *invocation.command]
     if "--synergy-dry-run" in invocation.own:
         import shlex
@@ -317,13 +319,28 @@ def _input_rewinder() -> Callable[[], bool]:
 def _run_until_done(argv: Sequence[str], env: Mapping[str, str], rewind: Callable[[], bool]) -> int:
     wait_s = _requeue_wait_s(env)
     mask = process.block_signals()
-    reruns = 0
+    reruns, pauses_s = 0, list(_LAUNCH_PAUSES_S)
     while True:
         try:
             code, terminated = _run_once(argv, env, mask)
         except OSError as err:
             _say(f"cannot run {argv[0]}: {err.strerror}")
             return process.spawn_exit_code(err)
+        if code and not terminated and _has_controller(env) and trouble.lacks_gpus(env):
+            _say(
+                "Slurm started this job without its GPUs, as it may right after a restart of "
+                "slurmctld: waiting for the requeue"
+            )
+            _requeued_within(wait_s)
+            return code
+        if trouble.is_launch_error(code) and not terminated:
+            if not pauses_s or trouble.has_steps(env) or not rewind():
+                return code
+            pause_s = pauses_s.pop(0)
+            _say(f"Slurm could not launch the tasks (see above); trying again in {pause_s:g} s")
+            if _requeued_within(pause_s):
+                return code
+            continue
         if code != LEASE_STOP_EXIT or terminated or not _has_controller(env):
             return code
         # Returning now would let the batch script go on and complete the job, losing its rest.
@@ -340,19 +357,9 @@ def _obstacle(env: Mapping[str, str], rewind: Callable[[], bool]) -> str:
     if not rewind():
         return "its input is a pipe, which cannot be read again"
     try:
-        done = subprocess.run(
-            ["scontrol", "-o", "show", "job", env.get("SLURM_JOB_ID", "")],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_SLURM_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return "Slurm does not answer"
+        return "Slurm does not answer" if trouble.show_job(env) is None else ""
     except OSError:
         return ""  # no scontrol to ask: srun will tell
-    return "Slurm does not answer" if done.returncode else ""
 
 
 def _requeued_before(obstacle: Callable[[], str]) -> bool:

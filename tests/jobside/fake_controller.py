@@ -22,7 +22,7 @@ class FakeController(pb_grpc.LeaseServiceServicer):
         self.renewed: list[pb.RenewRequest] = []
         self.finished: list[pb.FinishRequest] = []
         self.refuse: grpc.StatusCode | None = None
-        self.gone = False
+        self.gone = self.over = False
         self.stop_step = pb.StopStep()
         self.lease = pb.Lease(generation=1, **{"expires_in_s": 60, "node_cores": 1, **lease})
         self._news = threading.Condition()
@@ -66,7 +66,7 @@ class FakeController(pb_grpc.LeaseServiceServicer):
         if self.refuse is not None:
             context.abort(self.refuse, "not this one")
         if self.gone:
-            return pb.LeaseReply(gone=True)
+            return pb.LeaseReply(gone=True, over=self.over)
         token = f"token-{id(self)}-{len(self.registered)}"
         self._tokens.add(token)
         return pb.LeaseReply(token=token, lease=self.lease, stop_step=self.stop_step)
@@ -75,6 +75,8 @@ class FakeController(pb_grpc.LeaseServiceServicer):
         if request.token not in self._tokens:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "who is this?")
         self.renewed.append(request)
+        if self.over:
+            return pb.LeaseReply(gone=True, over=True)
         with self._news:
             self._news.wait_for(
                 lambda: (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -418,6 +419,91 @@ def test_without_munge_or_when_refused_the_command_just_runs(rig: Rig) -> None:
     assert "refuses this task: not this one" in err
     assert time.monotonic() - begun_s < 2.5
     assert controller.finished == []
+
+
+def test_a_credential_that_was_refused_is_replaced_later(rig: Rig) -> None:
+    controller = rig.controller(cores=[0])
+    controller.refuse = grpc.StatusCode.UNAUTHENTICATED
+    process = rig.start("sleep", "60")
+    until(lambda: controller.registered, what="first registration")
+    controller.refuse = None
+    until(lambda: controller.renewed, timeout_s=30, what="a lease after all")
+    nonces = {request.nonce for request in controller.registered}
+    assert len(nonces) == len(controller.registered) == 2
+    process.terminate()
+    assert "refuses this task: not this one" in ended(process)[2]
+
+
+SPAWNS = """
+    import subprocess, time
+    child = subprocess.Popen(["sleep", "300"])
+    print(child.pid, flush=True)
+    time.sleep(300)
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_run_that_slurm_has_ended_is_ended_with_all_it_started(rig: Rig) -> None:
+    controller = rig.controller(cores=[0])
+    process = rig.start_python(SPAWNS)
+    assert process.stdout is not None
+    grandchild = int(process.stdout.readline())
+    until(lambda: controller.renewed, what="its lease")
+    controller.over = True
+    code, _, err = ended(process)
+    assert code == -signal.SIGKILL
+    assert "Slurm has ended this run of the job: ending what is left of it" in err
+    until(lambda: not alive(grandchild), what="the end of what it started")
+
+
+def test_a_program_does_not_outlive_its_launcher(rig: Rig) -> None:
+    process = rig.start("sh", "-c", "echo $$; exec sleep 300")
+    assert process.stdout is not None
+    program = int(process.stdout.readline())
+    process.kill()
+    until(lambda: not alive(program), what="the end of the program")
+
+
+def test_a_script_without_an_interpreter_runs_and_finds_signals_as_usual(rig: Rig) -> None:
+    script = rig.tmp / "plain-script"
+    script.write_text('grep SigIgn /proc/$$/status; echo "$1"; exit 3\n')
+    script.chmod(0o755)
+    code, out, _ = ended(rig.start(str(script), "word"))
+    ignored, said = out.splitlines()
+    assert (code, said) == (3, "word")
+    assert int(ignored.split()[1], 16) & (1 << (signal.SIGPIPE - 1)) == 0
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_a_launcher_does_not_outlive_its_step_daemon(rig: Rig, deaf: bool) -> None:
+    # A shell whose name is that of the daemon.
+    daemon = rig.tmp / "slurmstepd"
+    shutil.copy(os.path.realpath("/bin/sh"), daemon)
+    code = "trap '' TERM; echo $$; while :; do sleep 0.1; done" if deaf else "echo $$; sleep 300"
+    launcher = f'{sys.executable} -m slurm_synergy.jobside.launch -- sh -c "$CODE" & wait'
+    process = subprocess.Popen(
+        [str(daemon), "-c", launcher],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**rig.env, "CODE": code},
+        start_new_session=True,
+    )
+    rig.started.append(process)
+    assert process.stdout is not None
+    program = int(process.stdout.readline())
+    process.kill()
+    until(lambda: not alive(program), timeout_s=25, what="the end of the program")
+    assert process.stderr is not None
+    said = process.stderr.read()
+    assert "Slurm's step daemon has died: stopping the program" in said
+    assert ("the program did not stop: ending it" in said) is deaf
 
 
 def test_a_controller_that_is_not_there_delays_the_start_by_three_seconds_only(rig: Rig) -> None:

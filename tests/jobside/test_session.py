@@ -231,6 +231,40 @@ def test_a_saved_place_is_returned_and_can_be_resumed(
     assert list(synergy.iterate("abcd")) == ["c", "d"]
 
 
+class Slow:
+    """Takes 0.3 s to write."""
+
+    def state_dict(self) -> dict[str, int]:
+        time.sleep(0.3)
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("grace_s", "warned"), [("0.2", True), ("60", False), ("", False)])
+def test_checkpoints_slower_than_the_grace_are_told_at_the_first_one_and_at_each_start(
+    fresh: Session,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    grace_s: str,
+    warned: bool,
+) -> None:
+    monkeypatch.setenv("SYNERGY_GRACE_S", grace_s)
+    synergy.register(slow=Slow())
+    assert not synergy.resume()
+    for _ in range(2):
+        synergy.save()
+    told = "but a stop waits only 0.2 s for one"
+    assert capsys.readouterr().err.count(told) == warned
+    monkeypatch.setattr(session_module, "_session", None)
+    synergy.register(slow=Slow())
+    assert synergy.resume()
+    said = capsys.readouterr().err
+    assert said.count(told) == warned
+    assert ("ask for more time with the hint grace_s=" in said) is warned
+
+
 def test_a_wrong_interval_is_named(fresh: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SYNERGY_CHECKPOINT_INTERVAL_S", "soon")
     synergy.register()

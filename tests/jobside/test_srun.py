@@ -257,6 +257,72 @@ def test_while_slurm_does_not_answer_a_stopped_command_waits(
     assert _runs(tmp_path) == 2
 
 
+@pytest.mark.parametrize(
+    ("record", "env", "waits"),
+    [
+        ("JobId=7 TresPerNode=gres:gpu:2", {"ENVIRONMENT": "BATCH"}, True),
+        ("JobId=7 TresPerNode=gres:gpu:2", {"ENVIRONMENT": "BATCH", "SLURM_JOB_GPUS": "0"}, False),
+        ("JobId=7 TresPerNode=gres:gpu:2", {}, False),
+        ("JobId=7 MinCPUsNode=1", {"ENVIRONMENT": "BATCH"}, False),
+    ],
+)
+def test_a_job_that_slurm_started_without_its_gpus_waits_to_be_started_anew(
+    tmp_path: Path, record: str, env: dict[str, str], waits: bool
+) -> None:
+    for name, text in (("srun", "exit 1"), ("scontrol", f"echo '{record}'")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    fixed = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "SYNERGY_ENDPOINT": "127.0.0.1:1",
+        "SYNERGY_PYTHON": sys.executable,
+    }
+    wrapper = subprocess.Popen(
+        [str(ROOT / "wrapper" / "synergy-srun"), "true"],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**fixed, **env},
+        cwd=tmp_path,
+    )
+    assert _said(wrapper, "without its GPUs") is waits
+    if waits:
+        assert wrapper.poll() is None
+        wrapper.send_signal(signal.SIGTERM)
+    assert wrapper.wait(10) == 1
+    wrapper.communicate()
+
+
+@pytest.mark.parametrize(("steps", "runs"), [("7.batch", 2), ("7.batch\\n7.0", 1)])
+def test_tasks_that_slurm_could_not_launch_are_launched_again(
+    tmp_path: Path, steps: str, runs: int
+) -> None:
+    for name, text in (
+        # The status of a step whose slurmd had just died, then that of a good end.
+        ("srun", "echo run >> runs; [ -e failed ] && exit 0; touch failed; exit 233"),
+        ("squeue", f"printf '{steps}\\n'"),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        [str(ROOT / "wrapper" / "synergy-srun"), "true"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env={
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "SLURM_JOB_ID": "7",
+            "SYNERGY_PYTHON": sys.executable,
+        },
+        cwd=tmp_path,
+        timeout=60,
+        check=False,
+    )
+    assert (_runs(tmp_path), done.returncode) == (runs, 0 if runs == 2 else 233)
+    assert ("could not launch the tasks" in done.stderr) is (runs == 2)
+
+
 def test_different_commands_of_a_script_have_checkpoints_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "srun").write_text('#!/bin/sh\necho "${SYNERGY_CHECKPOINT_DIR:-default}"\n')
     (tmp_path / "srun").chmod(0o755)

@@ -284,8 +284,7 @@ def test_a_cancelled_job_makes_room(controller: Factory, slurm: Slurm) -> None:
     first = slurm.submit("--gres=gpu:v100:8")
     slurm.running(first)
     second = slurm.submit("--gres=gpu:v100:8")
-    time.sleep(1)
-    assert slurm.job(second).held is Hold.ADMIN
+    slurm.wait(second, lambda facts: facts.held is Hold.ADMIN)
     slurm.client.cancel(first)
     slurm.running(second)
 
@@ -307,7 +306,7 @@ def test_a_job_that_cannot_start_is_held_again_and_tried_later(
     slurm.cluster.run(["scontrol", "update", "partition=synergy", "state=down"])
     try:
         job_id = slurm.submit("--gres=gpu:v100:4")
-        wait_for(lambda: f"job {job_id}: did not start within" in daemon.log, slurm, job_id)
+        wait_for(lambda: f"job {job_id}: Slurm does not start it" in daemon.log, slurm, job_id)
         slurm.wait(job_id, lambda facts: facts.pending and facts.held is Hold.ADMIN)
     finally:
         slurm.cluster.run(["scontrol", "update", "partition=synergy", "state=up"])
