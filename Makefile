@@ -5,8 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_WORKERS ?= 2
+export PREFIX DESTDIR SYSCONFDIR UNITDIR PIP_OPTIONS
 
-.PHONY: help demo test check unit slurm-tests bench slurm venv proto clean
+.PHONY: help demo test check audit unit slurm-tests faults bench slurm venv man install uninstall proto clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -17,16 +18,23 @@ demo: slurm venv ## Install what is missing and run the demonstration on a Slurm
 test: slurm venv check ## Install what is missing and pass every check and test
 	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 
-check: venv ## Formatting, lint, types, import contracts
+check: venv ## Formatting, lint, types, import contracts, the lock of the dependencies
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
+	@[ -n "$$SYNERGY_UNLOCKED" ] || $(BIN)/python scripts/lock.py check
+
+audit: venv ## The lock of the dependencies, and their known vulnerabilities where pip-audit can ask
+	@$(BIN)/python scripts/lock.py audit
 
 unit: venv ## The tests that need no Slurm
 	@$(BIN)/python -m pytest tests/unit tests/properties tests/simulator
 
 slurm-tests: slurm venv ## The tests on the embedded cluster
 	@$(BIN)/python -m pytest tests/slurm tests/jobside
+
+faults: slurm venv ## Break everything that can break, and write docs/faults.md from the results (about 15 minutes)
+	@$(BIN)/python tests/slurm/faults/fault_report.py --workers $(PYTEST_WORKERS)
 
 bench: venv ## Every benchmark, one JSON object each
 	@for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b --json || exit 1; done
@@ -36,9 +44,18 @@ slurm: ## Debian's slurm-wlm and munge, if missing
 
 venv: $(STAMP) ## .venv with the project and its extras
 
-$(STAMP): setup.cfg pyproject.toml constraints.txt scripts/make-venv.sh
+$(STAMP): setup.cfg pyproject.toml constraints.txt constraints-hashes.txt scripts/make-venv.sh
 	@scripts/make-venv.sh $(PYTHON) $(VENV)
 	@touch $@
+
+man: venv ## The manual pages, in build/man
+	@$(BIN)/python scripts/make_man.py build/man
+
+install: venv ## Programs, manual pages, unit, examples: PREFIX=/usr/local DESTDIR=
+	@scripts/install.sh $(BIN)/python
+
+uninstall: ## Take them away again; settings and state stay
+	@scripts/uninstall.sh
 
 proto: venv ## Generate the stubs of lease.proto again
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. slurm_synergy/proto/lease.proto
