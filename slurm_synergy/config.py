@@ -30,11 +30,15 @@ from slurm_synergy.errors import ConfigError
 __all__ = [
     "ANY_HOST",
     "DEFAULT_PATH",
+    "ClientChoice",
     "ClusterSettings",
     "EnforcementChoice",
     "JournalSettings",
     "LeaseSettings",
+    "LoadSettings",
     "LogLevel",
+    "MetricsSettings",
+    "Mode",
     "MungeSettings",
     "PoolSettings",
     "SchedulingSettings",
@@ -72,11 +76,27 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 class EnforcementChoice(StrEnum):
-    """How CPU shares are made real; ``auto`` chooses by the partition's OverSubscribe."""
+    """How CPU shares are made real; ``auto`` chooses by what Slurm's controller says."""
 
     AUTO = "auto"
     SHARED = "shared"
+    BORROW = "borrow"
     REQUEUE = "requeue"
+
+
+class Mode(StrEnum):
+    """What the controller may do to its partition: look, advise, or act (ADR 019)."""
+
+    OBSERVE = "observe"
+    ADVISE = "advise"
+    ACT = "act"
+
+
+class ClientChoice(StrEnum):
+    """Through what Slurm is read: its commands, or the module pyslurm."""
+
+    CLI = "cli"
+    PYSLURM = "pyslurm"
 
 
 class LogLevel(StrEnum):
@@ -86,6 +106,14 @@ class LogLevel(StrEnum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
+
+
+def _address(value: str) -> str:
+    try:
+        parse_address(value)
+    except ValueError as err:
+        raise PydanticCustomError("address", "{what}", {"what": str(err)}) from err
+    return value
 
 
 Seconds = Annotated[float, Field(strict=True, gt=0, le=31_536_000, allow_inf_nan=False)]
@@ -125,8 +153,40 @@ class ClusterSettings(_Section):
     )
 
 
+class LoadSettings(_Section):
+    """When slurmctld counts as busy, and how far readings are then spaced out."""
+
+    look_every_s: Seconds = Field(
+        default=30.0, description="Least time between two looks at sdiag, in seconds."
+    )
+    longest_pause_s: Seconds = Field(
+        default=60.0,
+        description="While slurmctld is busy, readings (and the rounds that follow them) are up to "
+        "this far apart, in seconds.",
+    )
+    server_threads: Annotated[int, Field(strict=True, ge=1, le=10_000)] = Field(
+        default=128,
+        description="Busy with more threads than this serving RPCs (count; Slurm has 256).",
+    )
+    agent_queue: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = Field(
+        default=500, description="Busy with more messages than this waiting for nodes (count)."
+    )
+    rpc_mean_s: Seconds = Field(
+        default=0.5, description="Busy when an RPC takes longer than this on average, in seconds."
+    )
+    reading_s: Seconds = Field(
+        default=5.0, description="Busy when our own last reading took longer than this, in seconds."
+    )
+
+
 class SlurmSettings(_Section):
     """How Slurm is reached."""
+
+    client: ClientChoice = Field(
+        default=ClientChoice.CLI,
+        description="Through what the queue is read: cli (Slurm's commands) or pyslurm (faster; "
+        "needs the pyslurm of exactly the Slurm release that runs here).",
+    )
 
     conf: AbsolutePath | None = Field(
         default=None, description="slurm.conf to use; null: SLURM_CONF or Slurm's own default."
@@ -140,6 +200,10 @@ class SlurmSettings(_Section):
     partition: Name = Field(
         default="synergy",
         description="The managed partition. Jobs of other partitions are never touched.",
+    )
+    load: LoadSettings = Field(
+        default=LoadSettings(),
+        description="When slurmctld counts as busy, and is asked less often.",
     )
 
 
@@ -161,6 +225,36 @@ class PoolSettings(_Section):
         description="Name of that reservation; empty: 'synergy-' and the controller's name "
         "(just 'synergy' for the default name).",
     )
+    reserve_least: Annotated[int, Field(strict=True, ge=0, le=100_000)] | None = Field(
+        default=None,
+        description="How many nodes are reserved whatever the demand (count); null: all of the "
+        "pool. With a number the reservation follows the demand: it covers the nodes with our jobs "
+        "and as many more as the waiting jobs need. A node on which others run is never taken.",
+    )
+    reserve_most: Annotated[int, Field(strict=True, ge=1, le=100_000)] | None = Field(
+        default=None, description="How many nodes may be reserved at most (count); null: all."
+    )
+    reserve_idle_s: Annotated[float, Field(strict=True, ge=0, le=31_536_000)] = Field(
+        default=600.0,
+        description="With reserve_least: how long a node that is not needed stays reserved, in "
+        "seconds.",
+    )
+    reserve_window_s: Annotated[float, Field(strict=True, ge=600, le=31_536_000)] | None = Field(
+        default=None,
+        description="The reservation ends by itself this long after the controller last renewed "
+        "it, in seconds; running jobs go on. null: a year.",
+    )
+
+    @model_validator(mode="after")
+    def _least_is_not_above_most(self) -> Self:
+        least, most = self.reserve_least, self.reserve_most
+        if least is not None and most is not None and least > most:
+            raise PydanticCustomError(
+                "least_over_most",
+                "reserve_least ({least}) must not exceed reserve_most ({most})",
+                {"least": least, "most": most},
+            )
+        return self
 
 
 class SchedulingSettings(_Section):
@@ -237,12 +331,7 @@ class LeaseSettings(_Section):
     @field_validator("listen", "advertise")
     @classmethod
     def _is_an_address(cls, value: str | None) -> str | None:
-        if value is not None:
-            try:
-                parse_address(value)
-            except ValueError as err:
-                raise PydanticCustomError("address", "{what}", {"what": str(err)}) from err
-        return value
+        return None if value is None else _address(value)
 
     @field_validator("advertise")
     @classmethod
@@ -267,11 +356,38 @@ class JournalSettings(_Section):
     )
 
 
+class MetricsSettings(_Section):
+    """Figures for Prometheus."""
+
+    listen: str | None = Field(
+        default="127.0.0.1:9737",
+        description="HOST:PORT at which /metrics is served, without authentication; null: not at "
+        "all. Port 0 takes any free one, which the log names.",
+    )
+    job_labels: Annotated[int, Field(strict=True, ge=0, le=1000)] = Field(
+        default=20,
+        description="Of how many jobs at most, those worst off, figures are shown one by one "
+        "(count); of all others only sums.",
+    )
+
+    @field_validator("listen")
+    @classmethod
+    def _is_an_address(cls, value: str | None) -> str | None:
+        return None if value is None else _address(value)
+
+
 class Settings(_Section):
     """Everything that can be set. ``Settings()`` has the defaults."""
 
     cluster: ClusterSettings = Field(default=ClusterSettings(), description="Names.")
     slurm: SlurmSettings = Field(default=SlurmSettings(), description="How Slurm is reached.")
+    mode: Mode = Field(
+        default=Mode.OBSERVE,
+        description="What may be done to the partition: observe (decide, say what would be done, "
+        "write nothing to Slurm), advise (the same, and each job's AdminComment says what would "
+        "be done with it) or act (hold, start, resize and stop jobs). job_submit.lua must agree: "
+        "mode in synergy_site.lua.",
+    )
     pool: PoolSettings = Field(default=PoolSettings(), description="The nodes that are scheduled.")
     scheduling: SchedulingSettings = Field(
         default=SchedulingSettings(),
@@ -280,8 +396,9 @@ class Settings(_Section):
     enforcement: EnforcementChoice = Field(
         default=EnforcementChoice.AUTO,
         description="How CPU shares are made real: shared (partition with OverSubscribe=FORCE; "
-        "cores move between running jobs in place), requeue (works everywhere; a change restarts "
-        "the job), or auto (shared where the partition allows it, else requeue).",
+        "cores move between running jobs in place), borrow (no job is confined to cores: each asks "
+        "Slurm for its GPU-proportional share, and cores move in place), requeue (works "
+        "everywhere; a change restarts the job), or auto (the first of these that works here).",
     )
     leases: LeaseSettings = Field(
         default=LeaseSettings(), description="The service that running jobs and synergyctl talk to."
@@ -299,6 +416,9 @@ class Settings(_Section):
     )
     journal: JournalSettings = Field(
         default=JournalSettings(), description="One JSON record per round."
+    )
+    metrics: MetricsSettings = Field(
+        default=MetricsSettings(), description="Figures for Prometheus (OpenMetrics)."
     )
     log_level: LogLevel = Field(
         default=LogLevel.INFO,
