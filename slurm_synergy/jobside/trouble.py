@@ -12,9 +12,12 @@ from collections.abc import Mapping, Sequence
 __all__ = ["has_steps", "is_launch_error", "lacks_gpus", "show_job"]
 
 _TIMEOUT_S = 60.0
-# "Application launch failed" ends srun with the low byte of one of Slurm's communication errors,
-# 1001 to 1008 (seen: 233, the connection to a slurmd that had just died).
-_COMMUNICATION = frozenset(number & 0xFF for number in range(1001, 1009))
+# "Application launch failed" ends srun with the low byte of Slurm's error number. These are of the
+# communication with a slurmd, which may be there again soon (seen: 1001, 1013, of one that had just
+# died); a wrong version or plugin would stay wrong.
+_COMMUNICATION = frozenset(
+    number & 0xFF for number in (1000, 1001, 1002, 1003, 1004, 1007, 1008, 1013)
+)
 _GPUS_ASKED = re.compile(r" Tres(?:PerNode|PerJob|PerTask|PerSocket)=\S*gpu")
 _STEP = re.compile(r"^\d+\.\d+$", re.MULTILINE)
 

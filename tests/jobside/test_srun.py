@@ -294,13 +294,16 @@ def test_a_job_that_slurm_started_without_its_gpus_waits_to_be_started_anew(
     wrapper.communicate()
 
 
-@pytest.mark.parametrize(("steps", "runs"), [("7.batch", 2), ("7.batch\\n7.0", 1)])
+@pytest.mark.parametrize(
+    ("status", "steps", "runs"),
+    [(233, "7.batch", 2), (245, "7.batch", 2), (233, "7.batch\\n7.0", 1), (1, "7.batch", 1)],
+)
 def test_tasks_that_slurm_could_not_launch_are_launched_again(
-    tmp_path: Path, steps: str, runs: int
+    tmp_path: Path, status: int, steps: str, runs: int
 ) -> None:
     for name, text in (
         # The status of a step whose slurmd had just died, then that of a good end.
-        ("srun", "echo run >> runs; [ -e failed ] && exit 0; touch failed; exit 233"),
+        ("srun", f"echo run >> runs; [ -e failed ] && exit 0; touch failed; exit {status}"),
         ("squeue", f"printf '{steps}\\n'"),
     ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
@@ -319,7 +322,7 @@ def test_tasks_that_slurm_could_not_launch_are_launched_again(
         timeout=60,
         check=False,
     )
-    assert (_runs(tmp_path), done.returncode) == (runs, 0 if runs == 2 else 233)
+    assert (_runs(tmp_path), done.returncode) == (runs, 0 if runs == 2 else status)
     assert ("could not launch the tasks" in done.stderr) is (runs == 2)
 
 
