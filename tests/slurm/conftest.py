@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from accounts import OrdinaryUser
 
 from slurm_synergy.devcluster import DevCluster, missing_programs
 
@@ -55,35 +55,6 @@ def fresh_cluster() -> Iterator[Callable[..., DevCluster]]:
     yield make
     for fresh in made:
         fresh.down()
-
-
-class OrdinaryUser:
-    """Runs commands as an existing account without rights, in a directory of its own."""
-
-    def __init__(self, account: pwd.struct_passwd, home: Path) -> None:
-        self.name, self.uid, self.gid, self.home = (
-            account.pw_name,
-            account.pw_uid,
-            account.pw_gid,
-            home,
-        )
-
-    def run(
-        self, cluster: DevCluster, argv: Sequence[str], *, check: bool = True, **given: Any
-    ) -> subprocess.CompletedProcess[str]:
-        """``cluster.run`` as this user; ``given`` (``input``, ``env``, ...) is passed on."""
-        drop = [
-            "setpriv",
-            "--reuid",
-            str(self.uid),
-            "--regid",
-            str(self.gid),
-            "--clear-groups",
-            "--",
-        ]
-        env = {"HOME": str(self.home), "USER": self.name, "LOGNAME": self.name}
-        env.update(given.pop("env", {}))
-        return cluster.run([*drop, *argv], check=check, cwd=self.home, env=env, **given)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import OrdinaryUser
+from accounts import OrdinaryUser
 from harness import ControllerProcess, Slurm, controller, slurm
 from ran import Ran
 

@@ -23,7 +23,7 @@ from slurm_synergy.devcluster.processes import identify, job_processes
 from slurm_synergy.errors import DevClusterError
 
 if TYPE_CHECKING:
-    from conftest import OrdinaryUser
+    from accounts import OrdinaryUser
 
 ONE_NODE = (NodeShape(nodes="n1", gpus=4, cores=8, mem_mib=64_000, gpu_type="v100"),)
 

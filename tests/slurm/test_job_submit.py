@@ -13,7 +13,7 @@ import pytest
 from slurm_synergy.devcluster import DevCluster, NodeShape
 
 if TYPE_CHECKING:
-    from conftest import OrdinaryUser
+    from accounts import OrdinaryUser
 
 ONE_NODE = (NodeShape(nodes="n1", gpus=4, cores=8, mem_mib=64_000, gpu_type="v100"),)
 SCRIPT = "#!/bin/bash\nsynergy-srun -n1 python train.py\n"
