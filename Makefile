@@ -4,7 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PYTEST_WORKERS ?= 2
+# Most tests wait for Slurm: more of them than cores may run at once.
+PYTEST_WORKERS ?= 3
 export PREFIX DESTDIR SYSCONFDIR UNITDIR PIP_OPTIONS
 
 .PHONY: help demo test check audit unit slurm-tests faults bench slurm venv man install uninstall proto clean

@@ -234,8 +234,7 @@ class Follower:
             _LOG.warning("job %d: Slurm started it without its GPUs: it is started anew", job_id)
             self._client.requeue_hold(job_id)
             return
-        if facts.held is not Hold.ADMIN:
-            self._client.hold_running(job_id)
+        self._see_that_it_comes_back_held(facts)
         planned = {node: lease.granted.get(node, share) for node, share in lease.placement.shares}
         incarnation = self._leases.incarnation(job_id)
         if not _same(planned, real):
@@ -247,6 +246,11 @@ class Follower:
         self._near_gpus(facts)
         self._confirmed[job_id] = facts.restarts
 
+    def _see_that_it_comes_back_held(self, facts: JobFacts) -> None:
+        """A running job that is requeued waits for us; what was left to Slurm waits for Slurm."""
+        if facts.held is not Hold.ADMIN and not is_passed_through(facts):
+            self._client.hold_running(facts.job_id)
+
     def _near_gpus(self, facts: JobFacts) -> None:
         gpus = {part.node: part.gpu_ids for part in facts.allocation if part.gpu_ids}
         self._leases.set_gpus(facts.job_id, gpus)
@@ -254,8 +258,7 @@ class Follower:
     def _adopt(self, facts: JobFacts) -> None:
         """Give a running job a lease on what it has, at its proportional share of the cores."""
         described = self._describe(facts)
-        if facts.held is not Hold.ADMIN:
-            self._client.hold_running(facts.job_id)
+        self._see_that_it_comes_back_held(facts)
         self._grant(facts, described, described.proportional, dict(allocated(facts)))
         self._near_gpus(facts)
         self._confirmed[facts.job_id] = facts.restarts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -181,8 +182,10 @@ def test_the_epilog_removes_what_a_killed_job_left(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
     place.chmod(0o1777)
-    for parent in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        parent.chmod(parent.stat().st_mode | 0o011)
+    for parent in tmp_path.parents:
+        if parent.is_relative_to(tempfile.gettempdir()) and parent != Path(tempfile.gettempdir()):
+            parent.chmod(parent.stat().st_mode | 0o011)
+    tmp_path.chmod(0o711)
     for name in ("synergy-cache-1234-7", "synergy-cache-1234-77", "synergy-cache-4321-7"):
         (place / name).mkdir(mode=0o700)
         (place / name / "seg-0").write_bytes(b"x")
