@@ -144,6 +144,9 @@ class Stage:
             yield self._await_controller(process, state, config, log)
         finally:
             _end(process)
+            # The next act's controller has a ledger of its own: what this one made is not its own.
+            argv = ["scontrol", "delete", "reservationname=synergy"]
+            self.cluster.run(argv, check=False)
 
     def _settings(self, state: Path, policy: str, mechanism: str, nodes: str) -> dict[str, object]:
         return {
