@@ -7,7 +7,7 @@ import pwd
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from accounts import OrdinaryUser
 
 from slurm_synergy.devcluster import DevCluster, missing_programs
+from slurm_synergy.errors import DevClusterError
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -72,12 +73,35 @@ def as_user() -> Iterator[OrdinaryUser]:
     shutil.rmtree(home, ignore_errors=True)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that failed on the shared cluster shows what Slurm's state was just then."""
+    report = yield
+    shared = getattr(item, "funcargs", {}).get("cluster")
+    if report.failed and isinstance(shared, DevCluster):
+        report.sections.append(("Slurm", _state_of(shared)))
+    return report
+
+
+def _state_of(shared: DevCluster) -> str:
+    asked = (["sinfo", "-N", "-o", "%N %T %C %m %E"], ["squeue", "-o", "%i %j %T %r %N %V %S"])
+    told = []
+    for argv in asked:
+        try:
+            told.append(shared.run(argv, timeout_s=20).stdout)
+        except DevClusterError as err:
+            told.append(f"{err}\n")
+    return "\n".join([*told, *(shared.log(name, 40) for name in ("slurmctld", "slurmd-real-1"))])
+
+
 @pytest.fixture(scope="session")
 def eventually() -> Callable[..., None]:
     """``eventually(holds, timeout_s=20)`` polls until ``holds()`` is true; fails with ``what``."""
 
     def wait(
-        holds: Callable[[], bool], *, timeout_s: float = 20.0, what: str = "condition"
+        holds: Callable[[], bool], *, timeout_s: float = 60.0, what: str = "condition"
     ) -> None:
         deadline_s = time.monotonic() + timeout_s
         while not holds():

@@ -177,7 +177,7 @@ class Slurm:
         return self.client.read_job(job_id)
 
     def wait(
-        self, job_id: int, holds: Callable[[JobFacts], bool], *, timeout_s: float = 20.0
+        self, job_id: int, holds: Callable[[JobFacts], bool], *, timeout_s: float = 60.0
     ) -> JobFacts:
         """Poll until ``holds`` is true of the job."""
         deadline_s = time.monotonic() + timeout_s
@@ -187,7 +187,7 @@ class Slurm:
             time.sleep(0.1)
         return facts
 
-    def running(self, job_id: int, *, timeout_s: float = 20.0) -> JobFacts:
+    def running(self, job_id: int, *, timeout_s: float = 60.0) -> JobFacts:
         """Wait until the job runs."""
         return self.wait(job_id, lambda facts: facts.running, timeout_s=timeout_s)
 

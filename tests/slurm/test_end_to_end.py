@@ -48,7 +48,7 @@ def free_port() -> int:
         return port
 
 
-def until(holds: Callable[[], object], what: str, *, timeout_s: float = 30.0) -> float:
+def until(holds: Callable[[], object], what: str, *, timeout_s: float = 90.0) -> float:
     """Wait for ``holds``; how long it took, in seconds."""
     begun_s = time.monotonic()
     while not holds():
