@@ -138,6 +138,9 @@ def stale_variables(env: Mapping[str, str], cpus_per_task: int) -> tuple[str, ..
     cpu = re.search(r"\bcpu[=:](\d+)", per_task)
     if "gpu" in per_task or (cpu and cpus_per_task and int(cpu[1]) != cpus_per_task):
         stale.append("SLURM_TRES_PER_TASK")
+    # A job that asked for GPUs per task has its steps bound to them (24.11, measured).
+    if "gpu" in env.get("SLURM_TRES_BIND", "") and "per_task" in env["SLURM_TRES_BIND"]:
+        stale.append("SLURM_TRES_BIND")
     return tuple(name for name in stale if name in env)
 
 

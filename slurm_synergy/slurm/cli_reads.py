@@ -87,8 +87,9 @@ class CliReader:
         text = self._run(*_SHOW_JOBS).stdout
         records = self._records(text, identities, partition)
         if records.strangers:
-            # Written by a user or submitted in between, or squeue's answer was not whole.
-            again = self._read_identities(())
+            # Written by a user or submitted in between, or squeue's answer was not whole, or it
+            # has merged waiting members of an array, which -r tells apart.
+            again = self._read_identities(("-r",))
             if again.keys() - identities.keys():
                 identities = identities | again
                 records = self._records(text, identities, partition)

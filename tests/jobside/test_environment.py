@@ -153,6 +153,8 @@ def test_stale_variables_are_named_only_when_they_are_there_and_wrong() -> None:
     assert "SLURM_MEM_PER_GPU" in stale_variables(env, 6)
     assert "SLURM_TRES_PER_TASK" in stale_variables(env, 12)
     assert "SLURM_TRES_PER_TASK" in stale_variables({"SLURM_TRES_PER_TASK": "cpu=6,gres/gpu:1"}, 6)
+    assert stale_variables({"SLURM_TRES_BIND": "gres/gpu:per_task:1"}, 6) == ("SLURM_TRES_BIND",)
+    assert stale_variables({"SLURM_TRES_BIND": "gres/gpu:closest"}, 6) == ()
     assert stale_variables({}, 6) == ()
 
 
