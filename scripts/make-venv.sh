@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Make a virtual environment with the project and its extras: make-venv.sh PYTHON VENV
+# Make a virtual environment with the project and its extras: make-venv.sh PYTHON VENV [EXTRA,...]
 # Idempotent: an environment that is there is brought up to date.
 set -euo pipefail
 python=$1
 venv=$2
+more=${3:+,$3}
 cd "$(dirname "$0")/.."
 
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
@@ -35,4 +36,4 @@ if "$venv/bin/python" scripts/lock.py fits && [ -z "${SYNERGY_UNLOCKED:-}" ]; th
 fi
 echo "Installing slurm-synergy with its extras into $venv (a few minutes the first time)"
 "$venv/bin/pip" install -q --disable-pip-version-check -c constraints.txt \
-    -e '.[controller,solver,report,sweep,torch,examples,test]'
+    -e ".[controller,solver,report,sweep,torch,examples,test$more]"
