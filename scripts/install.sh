@@ -5,6 +5,7 @@
 #   DESTDIR   put before every path while installing, for packages (default none)
 #   SYSCONFDIR, UNITDIR   default /etc, and /etc/systemd/system (PREFIX/lib/systemd/system for /usr)
 #   PIP_OPTIONS   more options for pip, for example --no-index --find-links=DIRECTORY
+#   BASEPYTHON    interpreter that the installation will run with (default: the one below PYTHON)
 #
 # PYTHON (of a checkout's virtual environment) builds the wheel and the manual pages; the installation
 # gets an environment of its own in PREFIX/lib/slurm-synergy. Settings that are there are never replaced.
@@ -36,7 +37,7 @@ done
 home=$prefix/lib/slurm-synergy
 share=$prefix/share/slurm-synergy
 base=$("$python" -c 'import sys; print(sys.base_prefix)')
-basepython=$base/bin/$("$python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
+basepython=${BASEPYTHON:-$base/bin/$("$python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')}
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -66,6 +67,7 @@ rm -rf "$destdir$home/share"
 install -d "$destdir$prefix/bin" "$destdir$prefix/sbin"
 ln -sfn ../lib/slurm-synergy/bin/synergyctl "$destdir$prefix/bin/synergyctl"
 ln -sfn ../lib/slurm-synergy/bin/synergy-srun "$destdir$prefix/bin/synergy-srun"
+ln -sfn ../lib/slurm-synergy/bin/synergy-profile "$destdir$prefix/bin/synergy-profile"
 ln -sfn ../lib/slurm-synergy/bin/slurm-synergyd "$destdir$prefix/sbin/slurm-synergyd"
 
 echo "Installing manual pages, completion, unit and examples"

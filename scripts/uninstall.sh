@@ -13,7 +13,7 @@ else
 fi
 cd "$(dirname "$0")/.."
 rm -rf "$destdir$prefix/lib/slurm-synergy" "$destdir$prefix/share/slurm-synergy"
-rm -f "$destdir$prefix/bin/synergyctl" "$destdir$prefix/bin/synergy-srun" "$destdir$prefix/sbin/slurm-synergyd"
+rm -f "$destdir$prefix/bin/synergyctl" "$destdir$prefix/bin/synergy-srun" "$destdir$prefix/bin/synergy-profile" "$destdir$prefix/sbin/slurm-synergyd"
 for source in docs/man/*.in; do
     page=$(basename "${source%.in}")
     rm -f "$destdir$prefix/share/man/man${page##*.}/$page.gz"

@@ -20,6 +20,7 @@ import yaml
 from slurm_synergy.cli.main import cli
 from slurm_synergy.config import Settings, render_default_yaml
 from slurm_synergy.controller.daemon import argument_parser
+from slurm_synergy.nodehelper.parts import argument_parser as node_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,6 +43,7 @@ def test_there_is_a_page_for_every_program_and_the_settings(pages: dict[str, str
     assert set(pages) == {
         "synergyctl.1",
         "synergy-srun.1",
+        "synergy-profile.1",
         "synergy.yaml.5",
         "slurm-synergyd.8",
     }
@@ -77,7 +79,7 @@ def test_the_pages_name_every_command_option_and_key(pages: dict[str, str]) -> N
         for name in names:
             assert f"{name}\n" in settings, name
     assert set(shown) == set(Settings.model_fields)
-    for action in argument_parser()._actions:
+    for action in (*argument_parser()._actions, *node_parser()._actions):
         assert action.option_strings[-1] in _plain(pages["slurm-synergyd.8"])
     wrapper = _plain(pages["synergy-srun.1"])
     for word in ("--synergy-dry-run", "SYNERGY_ENDPOINT", "SYNERGY_STOP_SIGNAL"):
@@ -108,7 +110,7 @@ def _completed(words: str, function: str, tmp_path: Path) -> set[str]:
     programs = tmp_path / "bin"
     programs.mkdir(exist_ok=True)
     for name in ("synergyctl", "slurm-synergyd"):
-        module = "cli.main" if name == "synergyctl" else "controller.daemon"
+        module = "cli.main" if name == "synergyctl" else "cli.synergyd"
         program = programs / name
         program.write_text(
             f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(ROOT)!r})\n"
@@ -169,6 +171,7 @@ def test_an_installation_has_its_files_where_admins_expect_them(tmp_path: Path) 
     for name, place in (
         ("synergyctl", "bin"),
         ("synergy-srun", "bin"),
+        ("synergy-profile", "bin"),
         ("slurm-synergyd", "sbin"),
     ):
         link = destdir / "usr" / place / name
@@ -216,6 +219,55 @@ def test_an_installation_has_its_files_where_admins_expect_them(tmp_path: Path) 
     left = sorted(str(file.relative_to(destdir)) for file in destdir.rglob("*") if file.is_file())
     assert left == ["etc/slurm-synergy/synergy.yaml"]
     assert not [file for file in destdir.rglob("*") if file.is_symlink()]
+
+
+@pytest.mark.slow
+def test_a_debian_package_has_the_installation_and_says_what_it_needs(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools")
+    pytest.importorskip("wheel")
+    base = Path("/usr/bin/python3")
+    if shutil.which("dpkg-deb") is None or not base.exists():
+        pytest.skip("dpkg-deb or /usr/bin/python3 is missing: no Debian")
+    shown = subprocess.run([base, "--version"], capture_output=True, text=True, check=True)
+    minor = int(shown.stdout.split(".")[1])
+    if minor < 11:
+        pytest.skip(f"the distribution's {shown.stdout.strip()} is too old")
+    done = subprocess.run(
+        [str(ROOT / "scripts" / "make-deb.sh"), sys.executable],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OUT": str(tmp_path), "PIP_OPTIONS": "--no-deps --no-index"},
+    )
+    assert done.returncode == 0, done.stderr
+    (package,) = tmp_path.glob("slurm-synergy_*.deb")
+    assert done.stdout.strip() == str(package)
+
+    def told(*argv: str) -> str:
+        argv = ("dpkg-deb", argv[0], str(package), *argv[1:])
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+    fields = dict(line.split(": ", 1) for line in told("--field").splitlines() if ": " in line)
+    assert fields["Package"] == "slurm-synergy"
+    assert f"python3 (>= 3.{minor}), python3 (<< 3.{minor + 1})" in fields["Depends"]
+    assert "munge" in fields["Depends"]
+    assert "slurm-client (>= 22.05)" in fields["Depends"]
+    control = tmp_path / "control"
+    told("--control", str(control))
+    assert (control / "conffiles").read_text() == "/etc/slurm-synergy/synergy.yaml\n"
+    for name in ("postinst", "prerm", "postrm"):
+        assert os.access(control / name, os.X_OK)
+        subprocess.run(["sh", "-n", str(control / name)], check=True)
+    assert "systemd-sysusers slurm-synergy.conf" in (control / "postinst").read_text()
+    root = tmp_path / "root"
+    told("--extract", str(root))
+    assert (root / "usr/bin/synergyctl").is_symlink()
+    assert (root / "usr/lib/slurm-synergy/bin/python3").resolve() == base.resolve()
+    for unit in ("slurm-synergyd", "slurm-synergyd-node"):
+        text = (root / f"usr/lib/systemd/system/{unit}.service").read_text()
+        assert "\nExecStart=/usr/lib/slurm-synergy/bin/slurm-synergyd " in text
+    owners = {line.split()[1] for line in told("--contents").splitlines()}
+    assert owners == {"root/root"}
 
 
 @pytest.mark.parametrize(("name", "value"), [("PREFIX", "usr"), ("PREFIX", "/a b")])
