@@ -42,7 +42,7 @@ from slurm_synergy.devcluster import DevCluster, NodeShape
 from slurm_synergy.errors import ConfigError
 from slurm_synergy.mechanisms import MECHANISMS
 from slurm_synergy.policies import POLICIES
-from slurm_synergy.round import run_round
+from slurm_synergy.round import Known, run_round
 from slurm_synergy.slurm.cli_client import CliSlurmClient
 from slurm_synergy.slurm.cluster import SlurmCluster
 from slurm_synergy.slurm.commands import CommandResult, SlurmCommands
@@ -147,12 +147,12 @@ def measure(conf: str, kind: ClientChoice, rounds: int) -> dict[str, Any]:
         live: SlurmCluster
         book = LeaseBook(ledger, clock, lease_s=60.0, node_of=lambda name: live.node(name))
         live = SlurmCluster(client, settings, book, ledger, ledger, clock)
-        cluster = DryRun(live)
+        cluster, known = DryRun(live), Known()
 
         def one_round() -> Any:
             cluster.tick()
             policy, mechanism = POLICIES["srtf"], MECHANISMS["tune"]
-            return run_round(cluster, ledger, clock, policy, mechanism, 300.0)
+            return run_round(cluster, ledger, clock, policy, mechanism, 300.0, known=known)
 
         def bare() -> None:
             for argv in BARE:

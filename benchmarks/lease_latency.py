@@ -8,11 +8,12 @@ masks, read back.
 
 ``one_node``: one resize after the other; the task is a process of its own with eight threads, which
 are pinned to other cores of this machine. ``many``: as many jobs as ``--leases`` says, four on a
-node, with a launcher's client each, all in a second process, each of which pins one thread of its
-own. Every round resizes all of them one after the other, as a round of the controller does; the
-clock of a lease starts with its own resize. ``round_ms`` is the time from the first resize to the
-last lease in force, ``decided_ms`` that of the resizes alone: 500 writes that are on disk. Without
-MUNGE registrations are not authenticated (``munge`` is false in the result); no resize needs it.
+node, with a launcher's client each, in ten processes, each of which pins one thread of its own.
+Every round resizes all of them at once, as a round of the controller does; the clock of each
+lease starts with the round. ``round_ms`` is the time from there to the last lease in force,
+``decided_ms`` that of the resizes alone: cores of 125 nodes, and one transaction that is on disk.
+``cpu_ms`` is the CPU time of the controller's side per round. Without MUNGE registrations are not
+authenticated (``munge`` is false in the result); no resize needs it.
 
     python benchmarks/lease_latency.py --json
 """
@@ -29,7 +30,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -46,6 +48,7 @@ EXIT_TOO_SLOW = 1
 LIMIT_ONE_NODE_S = 0.3
 LIMIT_MANY_S = 1.0
 PATIENCE_S = 60.0
+PROCESSES = 10
 _THREADS = """
 import sys, threading
 for _ in range(7):
@@ -162,15 +165,15 @@ def _one_node(world: LeaseWorld, resizes: int) -> list[float]:
     return took_s
 
 
-def _clients(endpoint: str, munge_socket: str, leases: int) -> None:
-    """The second process: all clients; says on standard output what is in force, and when."""
+def _clients(endpoint: str, munge_socket: str, job_ids: Iterable[int]) -> None:
+    """A process of clients; says on standard output what is in force, and when."""
     lock = threading.Lock()
 
     def note(job_id: int, generation: int, at_s: float) -> None:
         with lock:
             print(job_id, generation, at_s, flush=True)
 
-    launchers = [Launcher(endpoint, munge_socket, job_id, note) for job_id in range(1, leases + 1)]
+    launchers = [Launcher(endpoint, munge_socket, job_id, note) for job_id in job_ids]
     sys.stdin.read()
     with lock:
         os._exit(0 if launchers else EXIT_TOO_SLOW)
@@ -182,32 +185,54 @@ def _listen(lines: Iterable[bytes], pinned: Pinned) -> None:
         pinned.note(int(job_id), int(generation), float(at_s))
 
 
-def _many(world: LeaseWorld, rounds: int) -> tuple[list[float], list[float], list[float]]:
-    """Per lease from its resize, per round until all are in force, per round the resizes alone."""
-    argv = [sys.executable, __file__, "--clients", world.endpoint, f"--munge={world.munge_socket}"]
-    child = subprocess.Popen(
-        [*argv, f"--leases={len(world.job_ids)}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert child.stdout is not None
-    took_s, whole_s, decided_s, pinned = [], [], [], Pinned()
-    listener = threading.Thread(target=_listen, args=(child.stdout, pinned))
-    listener.start()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """Seconds: per lease, and per round until all are in force, of the resizes alone, and CPU."""
+
+    leases_s: list[float]
+    whole_s: list[float]
+    decided_s: list[float]
+    cpu_s: list[float]
+
+
+def _many(world: LeaseWorld, rounds: int) -> Rounds:
+    """Rounds that resize all leases."""
+    children = [_child(world, world.job_ids[part::PROCESSES]) for part in range(PROCESSES)]
+    found = Rounds(leases_s=[], whole_s=[], decided_s=[], cpu_s=[])
+    pinned = Pinned()
+    listeners = [
+        threading.Thread(target=_listen, args=(child.stdout, pinned)) for child in children
+    ]
+    for listener in listeners:
+        listener.start()
     try:
         for job_id in world.job_ids:
             pinned.since(job_id, 1)
         for number in range(rounds):
-            began_s, wanted = [], []
-            for job_id in world.job_ids:
-                began_s.append(time.monotonic())
-                wanted.append(world.resize(job_id, 2 - number % 2))
-            decided_s.append(time.monotonic() - began_s[0])
-            at_s = [pinned.since(*one) for one in zip(world.job_ids, wanted, strict=True)]
-            took_s += [late - early for late, early in zip(at_s, began_s, strict=True)]
-            whole_s.append(max(at_s) - began_s[0])
+            began_s, began_cpu_s = time.monotonic(), time.process_time()
+            wanted = world.resize_all(2 - number % 2)
+            found.decided_s.append(time.monotonic() - began_s)
+            took_s = [pinned.since(*one) - began_s for one in wanted.items()]
+            found.cpu_s.append(time.process_time() - began_cpu_s)
+            found.leases_s.extend(took_s)
+            found.whole_s.append(max(took_s))
     finally:
-        child.communicate()
-        listener.join()
-    return took_s, whole_s, decided_s
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.close()
+        for child, listener in zip(children, listeners, strict=True):
+            child.wait()
+            listener.join()
+    return found
+
+
+def _child(world: LeaseWorld, job_ids: Sequence[int]) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, __file__, "--clients", world.endpoint, f"--munge={world.munge_socket}"]
+    return subprocess.Popen(
+        [*argv, f"--jobs={','.join(map(str, job_ids))}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
 
 
 def _figures(prefix: str, took_s: list[float]) -> dict[str, float]:
@@ -225,12 +250,13 @@ def measure(*, leases: int, resizes: int, rounds: int) -> Mapping[str, float | i
         with LeaseWorld(Path(name) / "one", socket, jobs=1) as world:
             one = _one_node(world, resizes)
         with LeaseWorld(Path(name) / "many", socket, jobs=leases) as world:
-            many, whole, decided = _many(world, rounds)
+            many = _many(world, rounds)
     return {
         **_figures("one_node", one),
-        **_figures("many", many),
-        "round_ms": statistics.median(whole) * 1e3,
-        "decided_ms": statistics.median(decided) * 1e3,
+        **_figures("many", many.leases_s),
+        "round_ms": statistics.median(many.whole_s) * 1e3,
+        "decided_ms": statistics.median(many.decided_s) * 1e3,
+        "cpu_ms": statistics.median(many.cpu_s) * 1e3,
         "leases": leases,
         "munge": socket is not None,
         "load_1min": psutil.getloadavg()[0],
@@ -241,8 +267,8 @@ def main(argv: list[str] | None = None) -> int:
     """Print the figures; exit status 1 when one misses its limit."""
     parser = argparse.ArgumentParser(
         description=f"Time from a resize to all threads pinned. Exit status {EXIT_TOO_SLOW} when "
-        f"the median is {LIMIT_ONE_NODE_S * 1e3:g} ms or more on one node, or "
-        f"{LIMIT_MANY_S * 1e3:g} ms for many leases.",
+        f"the median is {LIMIT_ONE_NODE_S * 1e3:g} ms or more on one node, or a round of many "
+        f"leases takes {LIMIT_MANY_S * 1e3:g} ms or more.",
     )
     parser.add_argument("--leases", type=int, default=500, metavar="N")
     parser.add_argument("--resizes", type=int, default=40, metavar="N", help="on one node")
@@ -250,9 +276,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--clients", metavar="HOST:PORT", help=argparse.SUPPRESS)
     parser.add_argument("--munge", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--jobs", default="", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.clients:
-        _clients(options.clients, options.munge, options.leases)
+        _clients(options.clients, options.munge, map(int, options.jobs.split(",")))
     found = measure(leases=options.leases, resizes=options.resizes, rounds=options.rounds)
     if options.json:
         shown = {
@@ -268,12 +295,13 @@ def main(argv: list[str] | None = None) -> int:
                 f"longest {found[f'{prefix}_max_ms']:.0f} ms"
             )
         print(
-            f"a round of all: {found['round_ms']:.0f} ms, {found['decided_ms']:.0f} of it writing"
+            f"a round of all: {found['round_ms']:.0f} ms, {found['decided_ms']:.0f} of it until "
+            f"it was on disk; {found['cpu_ms']:.0f} ms of CPU on the controller's side"
         )
         print(f"load of this machine: {found['load_1min']:.1f}")
     fast = (
         found["one_node_median_ms"] < LIMIT_ONE_NODE_S * 1e3
-        and found["many_median_ms"] < LIMIT_MANY_S * 1e3
+        and found["round_ms"] < LIMIT_MANY_S * 1e3
     )
     return 0 if fast else EXIT_TOO_SLOW
 

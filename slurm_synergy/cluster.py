@@ -26,6 +26,7 @@ from slurm_synergy.core.model import (
 )
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.values import quick
+from slurm_synergy.errors import LeaseError
 
 __all__ = [
     "Action",
@@ -42,8 +43,10 @@ __all__ = [
     "Renew",
     "Resize",
     "Start",
+    "StartTogether",
     "Stop",
     "StopState",
+    "Together",
 ]
 
 
@@ -159,13 +162,43 @@ class Foresight(Protocol):
         ...
 
 
+@runtime_checkable
+class Together(Protocol):
+    """What a cluster may have besides: leases that change together, in one durable step."""
+
+    def resize_all(
+        self, resizes: Sequence[Resize], statuses: Mapping[int, JobStatus]
+    ) -> tuple[Outcome, ...]:
+        """Carry them out, idempotently: an outcome each, in this order.
+
+        What is not refused is written as one, all of it or nothing, before any job is told. Raises
+        ClusterError when nothing was carried out.
+        """
+        ...
+
+
+@runtime_checkable
+class StartTogether(Protocol):
+    """What a cluster may have besides: to start many jobs at once costs it less."""
+
+    def start_all(
+        self, starts: Sequence[Start], statuses: Mapping[int, JobStatus]
+    ) -> tuple[Outcome, ...]:
+        """Carry them out, idempotently: an outcome each, in this order.
+
+        A failure of one is its outcome and does not stop the others. Never raises ClusterError.
+        """
+        ...
+
+
 @quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """What we remember of a job beyond what the cluster shows.
 
     ``stopping`` is the reason of a Stop in progress (the job still runs), ``lease`` the last lease,
-    ``done_samples`` and ``attained_service_gpu_s`` survive restarts.
+    ``done_samples`` and ``attained_service_gpu_s`` survive restarts. ``profile_key`` is that of a
+    job that names none itself, once its program is known.
     """
 
     job_id: int
@@ -174,6 +207,7 @@ class Record:
     done_samples: float = 0.0
     attained_service_gpu_s: float = 0.0
     profile: Profile | None = None
+    profile_key: str = ""
 
 
 class Records(Protocol):
@@ -240,8 +274,11 @@ class LeasePort(Protocol):
         """Make (or replace) the lease of a job about to start or adopted; durable on return."""
         ...
 
-    def resize(self, *, job_id: int, placement: Placement) -> Lease:
-        """Change cores and memory of a running job in place; a newer generation on return."""
+    def resize_all(self, placements: Sequence[Placement]) -> Mapping[int, LeaseError]:
+        """Change cores and memory of running jobs in place, all in one durable step.
+
+        Which jobs it is refused for, and why; it is done for the others.
+        """
         ...
 
     def stop(self, *, job_id: int, reason: Reason, grace_s: float) -> None:

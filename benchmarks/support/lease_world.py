@@ -15,6 +15,7 @@ from pathlib import Path
 
 from slurm_synergy.config import LeaseSettings
 from slurm_synergy.controller.auth import Authenticator
+from slurm_synergy.controller.control_service import ProfilePort
 from slurm_synergy.controller.lease_service import LeaseServer
 from slurm_synergy.controller.leases import LeaseBook
 from slurm_synergy.controller.ledger import Ledger
@@ -84,6 +85,10 @@ class _NoControl:
     def set_draining(self, draining: bool) -> None:
         return None
 
+    @property
+    def shelf(self) -> ProfilePort:
+        raise NotImplementedError("nobody asks for profiles here")
+
 
 def node_of_job(job_id: int) -> str:
     """The node that a job of the world runs on."""
@@ -148,6 +153,14 @@ class LeaseWorld:
         """Give the job ``cpus`` cores; the generation of its lease then."""
         lease = self._book.resize(job_id=job_id, placement=self._placement(job_id, cpus))
         return lease.generation
+
+    def resize_all(self, cpus: int) -> dict[int, int]:
+        """Give every job ``cpus`` cores, as one round does; the generations then, by job."""
+        refused = self._book.resize_all([self._placement(job_id, cpus) for job_id in self.job_ids])
+        if refused:
+            raise next(iter(refused.values()))
+        leases = ((job_id, self._book.lease(job_id)) for job_id in self.job_ids)
+        return {job_id: lease.generation for job_id, lease in leases if lease is not None}
 
     def _placement(self, job_id: int, cpus: int) -> Placement:
         share = Resources(gpus=1, cpus=cpus, mem_mib=10_000)

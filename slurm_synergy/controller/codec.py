@@ -12,13 +12,14 @@ import dataclasses
 import functools
 import math
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from operator import attrgetter
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from slurm_synergy.errors import ModelError
 
-__all__ = ["decode", "encode"]
+__all__ = ["decode", "encode", "field_names"]
 
 T = TypeVar("T")
 
@@ -29,38 +30,78 @@ _PLAIN = frozenset({type(None), bool, int, str})
 def encode(value: object) -> Any:
     """``value`` as what ``json.dumps(..., allow_nan=False)`` accepts. Raises ModelError."""
     kind: Any = type(value)
-    if kind in _PLAIN:
-        return value
-    names = _field_names(kind)
-    if names:
-        return {name: encode(getattr(value, name)) for name in names}
-    return _encode_other(value)
+    return value if kind in _PLAIN else _encoder(kind)(value)
 
 
 @functools.cache
-def _field_names(kind: type) -> tuple[str, ...]:
-    """The fields of a dataclass; none for other types. A round holds tens of thousands of them."""
+def field_names(kind: type) -> tuple[str, ...]:
+    """The fields of a dataclass as ``encode`` writes them, in this order; none for other types."""
     if not dataclasses.is_dataclass(kind):
         return ()
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
-def _encode_other(value: object) -> Any:
-    if value is None or (isinstance(value, bool | int | str) and not isinstance(value, Enum)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, Enum):
-        return value.value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(encode(key)): encode(item) for key, item in value.items()}
-    if isinstance(value, frozenset | set):
-        return [encode(item) for item in sorted(value)]
-    if isinstance(value, Sequence):
-        return [encode(item) for item in value]
+@functools.cache
+def _encoder(kind: type) -> Callable[[Any], Any]:
+    """How values of exactly that type are encoded. A round holds tens of thousands of values."""
+    if dataclasses.is_dataclass(kind):
+        return _of_dataclass(field_names(kind))
+    if issubclass(kind, Enum):
+        return attrgetter("value")
+    if issubclass(kind, bool | int | str):
+        return _as_it_is
+    for base, encoder in _BY_BASE:
+        if issubclass(kind, base):
+            return encoder
+    return _refuse
+
+
+def _of_dataclass(names: tuple[str, ...]) -> Callable[[Any], dict[str, Any]]:
+    if len(names) < 2:  # attrgetter yields tuples from two on
+        return lambda value: {name: encode(getattr(value, name)) for name in names}
+    values_of = attrgetter(*names)
+
+    def encoder(value: Any) -> dict[str, Any]:
+        return {
+            name: one if type(one) in _PLAIN else encode(one)
+            for name, one in zip(names, values_of(value), strict=True)
+        }
+
+    return encoder
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _of_float(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def _of_mapping(value: Mapping[Any, Any]) -> dict[str, Any]:
+    return {
+        key if type(key) is str else str(encode(key)): encode(item) for key, item in value.items()
+    }
+
+
+def _of_set(value: frozenset[Any] | set[Any]) -> list[Any]:
+    return [encode(item) for item in sorted(value)]
+
+
+def _of_sequence(value: Sequence[Any]) -> list[Any]:
+    return [one if type(one) in _PLAIN else encode(one) for one in value]
+
+
+def _refuse(value: Any) -> Any:
     raise ModelError(f"cannot be written as JSON: {value!r}")
+
+
+_BY_BASE: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+    (float, _of_float),
+    (Mapping, _of_mapping),
+    (frozenset | set, _of_set),
+    (Sequence, _of_sequence),
+)
 
 
 def decode(kind: type[T], data: object) -> T:

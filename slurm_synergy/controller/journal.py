@@ -18,6 +18,7 @@ from slurm_synergy.controller.rounds import (
     JOURNAL_FILE,
     JOURNAL_VERSION,
     Became,
+    JobTexts,
     Round,
     decode_action,
     encode_action,
@@ -41,6 +42,7 @@ class Journal:
         self._path = directory / JOURNAL_FILE
         self._max_bytes, self._keep = max_mib * _MIB, keep
         self._last: Round | None = None
+        self._texts = JobTexts()
 
     def last(self) -> Round | None:
         """The newest round, also of an earlier process. Raises LedgerError."""
@@ -67,7 +69,7 @@ class Journal:
             free=free,
             code=getattr(slurm_synergy, "__version__", ""),
         )
-        line = round_as_line(self._last)
+        line = round_as_line(self._last, self._texts)
         try:
             self._rotate_if_full(len(line))
             fd = open_private(self._path, os.O_RDWR | os.O_APPEND)

@@ -22,16 +22,23 @@ from typing import IO, TypeVar
 from slurm_synergy.cluster import Action, Clock, Outcome, Record
 from slurm_synergy.controller.codec import decode, encode
 from slurm_synergy.controller.journal import Journal, decode_action, encode_action
+from slurm_synergy.controller.learning_store import LEARNED_TABLE, Beliefs, Lesson, Subject
+from slurm_synergy.controller.ledger_memory import (
+    RECORD_COLUMNS,
+    ProfileMemory,
+    RecordMemory,
+)
 from slurm_synergy.controller.rounds import Round
 from slurm_synergy.controller.state_files import make_state_dir, open_private
 from slurm_synergy.core.model import Lease, Plan, Profile, Reason, Snapshot
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.errors import LedgerError, LedgerUnavailable, ModelError
+from slurm_synergy.profiler.evidence import Evidence, StoredProfile
 
 __all__ = ["SCHEMA_VERSION", "Ledger", "OpenIntent", "StoredLease", "holder_of"]
 
-SCHEMA_VERSION = 1
-"""``user_version`` of the file; a newer one is refused."""
+SCHEMA_VERSION = 3
+"""``user_version`` of the file; a newer one is refused, an older one brought up to it."""
 
 _T = TypeVar("_T")
 _BUSY_TIMEOUT_S = 5.0
@@ -69,7 +76,8 @@ CREATE TABLE jobs (
     done_samples REAL NOT NULL DEFAULT 0,
     samples_per_s REAL NOT NULL DEFAULT 0,
     step INTEGER NOT NULL DEFAULT 0,
-    request TEXT                                  -- JSON: what the user originally asked for
+    request TEXT,                                 -- JSON: what the user originally asked for
+    profile_key TEXT NOT NULL DEFAULT ''          -- of a job that names none itself
 );
 CREATE TABLE intents (
     round INTEGER NOT NULL, seq INTEGER NOT NULL, job_id INTEGER NOT NULL, action TEXT NOT NULL,
@@ -129,10 +137,15 @@ class Ledger:
         self._lock_file = _lock_directory(state_dir)
         try:
             self._db = self._open()
+            self._beliefs = self._open_beliefs()
         except BaseException:
             self._lock_file.close()
             raise
         self._journal = Journal(state_dir, max_mib=journal_max_mib, keep=journal_keep)
+        self._records = RecordMemory(self._decoded)
+        self._profiles = ProfileMemory(
+            self._profile_text, lambda text: self._decoded(Profile, text)
+        )
 
     def __enter__(self) -> Ledger:
         return self
@@ -151,8 +164,9 @@ class Ledger:
     def read(self) -> Mapping[int, Record]:
         """Records by job id; attained service includes the lease in force, up to now."""
         now_s = self._clock.now_s()
-        rows = self._query("SELECT * FROM jobs ORDER BY job_id")
-        return {row["job_id"]: self._record(row, now_s) for row in rows}
+        with self._lock:
+            rows = map(tuple, self._query(f"SELECT {RECORD_COLUMNS} FROM jobs ORDER BY job_id"))
+            return self._beliefs.applied(self._records.records(rows, now_s), self.profile)
 
     def draining(self) -> bool:
         """Whether an operator asked that nothing be started."""
@@ -234,11 +248,15 @@ class Ledger:
             return self._journal.last()
 
     def profile(self, key: str) -> Profile | None:
-        """The measured profile of that key, else the catalogue's, else None."""
-        rows = self._query("SELECT profile FROM profiles WHERE key = ?", key)
-        if rows:
-            return self._decoded(Profile, rows[0]["profile"])
-        return self._catalogue(key) if self._catalogue else None
+        """The measured profile of that key, else the catalogue's, else None.
+
+        With what was learned of elastic jobs that have the key.
+        """
+        with self._lock:
+            found = self._profiles.profile(key, self._written())
+            if found is None and self._catalogue:
+                found = self._catalogue(key)
+            return self._beliefs.profile(key, found)
 
     # Recovery
 
@@ -286,32 +304,20 @@ class Ledger:
     def save_leases(self, stored: Iterable[StoredLease]) -> None:
         """Write leases, all or none. Service counts from the first write of a lease."""
         now_s = self._clock.now_s()
+        rows = [_lease_row(item, now_s) for item in stored]
         with self._transaction() as db:
-            for item in stored:
-                lease, stopping = item.lease, item.stopping
-                db.execute(
-                    "INSERT INTO jobs (job_id, generation, lease, owner_uid, incarnation,"
-                    " wrapped, holds_since_s, stopping, stop_deadline_s, finished)"
-                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (job_id) DO UPDATE SET"
-                    " generation = excluded.generation, lease = excluded.lease,"
-                    " owner_uid = excluded.owner_uid, incarnation = excluded.incarnation,"
-                    " wrapped = excluded.wrapped,"
-                    " holds_since_s = coalesce(holds_since_s, excluded.holds_since_s),"
-                    " stopping = excluded.stopping, stop_deadline_s = excluded.stop_deadline_s,"
-                    " finished = excluded.finished",
-                    (
-                        lease.job_id,
-                        lease.generation,
-                        json.dumps(encode(lease)),
-                        item.owner_uid,
-                        item.incarnation,
-                        item.wrapped,
-                        now_s,
-                        json.dumps(encode(stopping)) if stopping else None,
-                        item.stop_deadline_s,
-                        json.dumps([dict(report) for report in item.finished]),
-                    ),
-                )
+            db.executemany(
+                "INSERT INTO jobs (job_id, generation, lease, owner_uid, incarnation,"
+                " wrapped, holds_since_s, stopping, stop_deadline_s, finished)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (job_id) DO UPDATE SET"
+                " generation = excluded.generation, lease = excluded.lease,"
+                " owner_uid = excluded.owner_uid, incarnation = excluded.incarnation,"
+                " wrapped = excluded.wrapped,"
+                " holds_since_s = coalesce(holds_since_s, excluded.holds_since_s),"
+                " stopping = excluded.stopping, stop_deadline_s = excluded.stop_deadline_s,"
+                " finished = excluded.finished",
+                rows,
+            )
 
     def end_lease(self, job_id: int) -> None:
         """The job holds nothing any more: add up its service, forget lease and stop."""
@@ -370,14 +376,78 @@ class Ledger:
         with self._transaction() as db:
             db.execute("DELETE FROM jobs WHERE job_id = ?", (job_id,))
             db.execute("DELETE FROM intents WHERE job_id = ?", (job_id,))
+            self._beliefs.forget_job(db, job_id)
 
-    def save_profile(self, profile: Profile) -> None:
-        """Keep a measured profile under its key."""
+    def set_profile_key(self, job_id: int, key: str) -> None:
+        """Remember which profile is that of a known job that names none itself."""
+        with self._transaction() as db:
+            db.execute("UPDATE jobs SET profile_key = ? WHERE job_id = ?", (key, job_id))
+
+    def save_profile(self, profile: Profile, evidence: Evidence | None = None) -> None:
+        """Keep a measured profile under its key, with what it rests on."""
+        kept = {**encode(profile), "evidence": encode(evidence)}
         with self._transaction() as db:
             db.execute(
-                "INSERT OR REPLACE INTO profiles VALUES (?, ?)",
-                (profile.key, json.dumps(encode(profile))),
+                "INSERT OR REPLACE INTO profiles VALUES (?, ?)", (profile.key, json.dumps(kept))
             )
+
+    def stored_profiles(self) -> tuple[StoredProfile, ...]:
+        """All profiles that are kept, by key."""
+        rows = self._query("SELECT profile FROM profiles ORDER BY key")
+        return tuple(self._stored_profile(row["profile"]) for row in rows)
+
+    def stored_profile(self, key: str) -> StoredProfile | None:
+        """What is kept under ``key``; None when nothing is."""
+        rows = self._query("SELECT profile FROM profiles WHERE key = ?", key)
+        return self._stored_profile(rows[0]["profile"]) if rows else None
+
+    def profiles_of(self, owner_uid: int) -> tuple[str, ...]:
+        """Keys of the profiles that rest on jobs of that user, the oldest measurement first."""
+        rows = self._query(
+            "SELECT key FROM profiles WHERE json_extract(profile, '$.evidence.owner_uid') = ?"
+            " ORDER BY json_extract(profile, '$.evidence.measured_s'), key",
+            owner_uid,
+        )
+        return tuple(str(row["key"]) for row in rows)
+
+    def forget_profile(self, key: str) -> bool:
+        """Drop what is kept under ``key``; False when nothing was."""
+        with self._transaction() as db:
+            learned = self._beliefs.forget_key(db, key)
+            measured = db.execute("DELETE FROM profiles WHERE key = ?", (key,)).rowcount > 0
+            return measured or learned
+
+    # Elastic jobs
+
+    def lesson(self, subject: Subject) -> Lesson | None:
+        """What was learned of an elastic job, or of all those with a profile key."""
+        with self._lock:
+            return self._beliefs.lesson(subject)
+
+    def save_lessons(self, lessons: Sequence[Lesson]) -> None:
+        """Keep what was learned, all of it or nothing; rounds from now on believe it."""
+        with self._lock:
+            self._beliefs.save(lessons)
+
+    def profile_key(self, job_id: int) -> str:
+        """Which profile is that of a job that names none itself; empty when not known."""
+        rows = self._query("SELECT profile_key FROM jobs WHERE job_id = ?", job_id)
+        return str(rows[0]["profile_key"]) if rows else ""
+
+    def _open_beliefs(self) -> Beliefs:
+        try:
+            return Beliefs(self._query, self._transaction, self._decoded)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _stored_profile(self, text: str) -> StoredProfile:
+        profile = self._decoded(Profile, text)
+        evidence = json.loads(text).get("evidence")
+        return StoredProfile(
+            profile=profile,
+            evidence=self._decoded(Evidence, json.dumps(evidence)) if evidence else None,
+        )
 
     # Inside
 
@@ -417,8 +487,16 @@ class Ledger:
             )
         if version == 0:
             db.executescript(
-                f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+                f"BEGIN IMMEDIATE; {_SCHEMA} {LEARNED_TABLE}"
+                f" PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
             )
+        if version == 1:
+            db.executescript(
+                "BEGIN IMMEDIATE; ALTER TABLE jobs ADD COLUMN profile_key TEXT NOT NULL DEFAULT '';"
+                " PRAGMA user_version = 2; COMMIT;"
+            )
+        if version in (1, 2):
+            db.executescript(f"BEGIN IMMEDIATE; {LEARNED_TABLE} PRAGMA user_version = 3; COMMIT;")
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -452,14 +530,16 @@ class Ledger:
         rows = self._query("SELECT value FROM meta WHERE key = ?", key)
         return rows[0]["value"] if rows else None
 
-    def _record(self, row: sqlite3.Row, now_s: float) -> Record:
-        return Record(
-            job_id=row["job_id"],
-            lease=self._decoded(Lease, row["lease"]) if row["lease"] else None,
-            stopping=self._decoded(Reason, row["stopping"]) if row["stopping"] else None,
-            done_samples=row["done_samples"],
-            attained_service_gpu_s=self._attained_gpu_s(row, now_s),
-        )
+    def _profile_text(self, key: str) -> str | None:
+        rows = self._query("SELECT profile FROM profiles WHERE key = ?", key)
+        return str(rows[0]["profile"]) if rows else None
+
+    def _written(self) -> int:
+        """How many rows were changed so far. Nobody else writes: the directory is locked."""
+        try:
+            return self._db.total_changes
+        except sqlite3.Error as err:  # closed
+            raise self._failure(err) from err
 
     def _attained_gpu_s(self, row: sqlite3.Row, now_s: float) -> float:
         attained = float(row["attained_gpu_s"])
@@ -487,6 +567,22 @@ class Ledger:
             "of it, or move it away and start again (running jobs are then adopted as Slurm shows "
             "them)"
         )
+
+
+def _lease_row(item: StoredLease, now_s: float) -> tuple[object, ...]:
+    lease, stopping = item.lease, item.stopping
+    return (
+        lease.job_id,
+        lease.generation,
+        json.dumps(encode(lease)),
+        item.owner_uid,
+        item.incarnation,
+        item.wrapped,
+        now_s,
+        json.dumps(encode(stopping)) if stopping else None,
+        item.stop_deadline_s,
+        json.dumps([dict(report) for report in item.finished]),
+    )
 
 
 def _set_meta(db: sqlite3.Connection, key: str, value: str) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from slurm_synergy.cluster import Action, Hold, Outcome, Renew, Resize, Start, Stop
-from slurm_synergy.controller.codec import decode, encode
-from slurm_synergy.core.model import Plan, Reason, ReasonCode, Snapshot
+from slurm_synergy.controller.codec import decode, encode, field_names
+from slurm_synergy.core.model import JobStatus, Plan, Profile, Reason, ReasonCode, Snapshot
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.errors import LedgerError, ModelError
 
@@ -19,6 +19,7 @@ __all__ = [
     "JOURNAL_VERSION",
     "Became",
     "Damage",
+    "JobTexts",
     "Round",
     "decode_action",
     "encode_action",
@@ -111,20 +112,78 @@ class Damage:
     what: str
 
 
-def round_as_line(record: Round) -> str:
-    """The round as one line of JSON, with its line break."""
+class JobTexts:
+    """What was written of each job in the last round: most jobs wait, and stay as they are.
+
+    Jobs, and the profiles that many of them share, are known by the very object that their text
+    was made of.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[JobStatus, str]] = {}
+        self._profiles: dict[int, tuple[Profile, str]] = {}
+
+    def of(self, jobs: Sequence[JobStatus]) -> list[str]:
+        """The JSON of each of ``jobs``; what was known of others is forgotten."""
+        before, now, texts = self._known, dict[int, tuple[JobStatus, str]](), []
+        self._profiles = {}
+        for status in jobs:
+            job_id = status.job.job_id
+            known = before.get(job_id)
+            if known is None or known[0] is not status:
+                known = (status, self._text(status))
+            now[job_id] = known
+            texts.append(known[1])
+        self._known = now
+        return texts
+
+    def _text(self, status: JobStatus) -> str:
+        profile = status.profile
+        known = self._profiles.get(id(profile))
+        if known is None:
+            known = self._profiles[id(profile)] = (profile, _dump(encode(profile)))
+        parts = {
+            name: known[1] if name == "profile" else _dump(encode(getattr(status, name)))
+            for name in field_names(JobStatus)
+        }
+        return _object(parts)
+
+
+def round_as_line(record: Round, texts: JobTexts | None = None) -> str:
+    """The round as one line of JSON, with its line break. ``texts`` are those of earlier rounds."""
+    snapshot = record.snapshot
+    jobs = f"[{','.join((texts or JobTexts()).of(snapshot.jobs))}]"
     written = {
-        "version": JOURNAL_VERSION,
-        "code": record.code,
-        "round": record.snapshot.round,
-        "snapshot": encode(record.snapshot),
-        "plan": encode(record.plan),
-        "actions": [encode_action(action) for action in record.actions],
-        "outcomes": [encode(one) for one in record.outcomes],
-        "took_s": encode(record.took_s),
-        "free": encode(record.free),
+        "version": _dump(JOURNAL_VERSION),
+        "code": _dump(record.code),
+        "round": _dump(snapshot.round),
+        "snapshot": _object(
+            {
+                name: jobs if name == "jobs" else _dump(encode(getattr(snapshot, name)))
+                for name in field_names(Snapshot)
+            }
+        ),
+        "plan": _dump(encode(record.plan)),
+        "actions": _dump([encode_action(action) for action in record.actions]),
+        "outcomes": _dump(encode(record.outcomes)),
+        "took_s": _dump(encode(record.took_s)),
+        "free": _dump(encode(record.free)),
     }
-    return json.dumps(written, allow_nan=False, separators=(",", ":")) + "\n"
+    return f"{_object(written)}\n"
+
+
+_JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+
+
+def _dump(value: object) -> str:
+    # Small values, of which there are the most, without the machinery.
+    if value is None:
+        return "null"
+    return str(value) if type(value) is int else _JSON.encode(value)
+
+
+def _object(texts: Mapping[str, str]) -> str:
+    return "{" + ",".join(f'"{name}":{text}' for name, text in texts.items()) + "}"
 
 
 def _round_of(line: str) -> Round:

@@ -71,7 +71,7 @@ class CliReader:
         self._tries, self._retry_delay_s, self._sleep = tries, retry_delay_s, sleep
         self._clock = clock
         self._addresses: dict[int, str] = {}
-        self._memory = JobMemory()
+        self._memory, self._nodes = JobMemory(), parse.NodeTexts()
 
     def budget(self) -> RpcBudget:
         """What was asked of Slurm so far, by kind of call."""
@@ -109,7 +109,6 @@ class CliReader:
             for job_id, identity in identities.items()
             if partition is None or partition in identity.partitions
         ]
-        self._memory.forget_all_but(wanted)
         return parse_jobs(text, identities, wanted, memory=self._memory)
 
     def _with_single(self, records: JobRecords) -> tuple[JobFacts, ...]:
@@ -177,7 +176,8 @@ class CliReader:
 
     def read_nodes(self) -> tuple[NodeFacts, ...]:
         """See ``SlurmClient``."""
-        return parse.parse_nodes(self._run("scontrol", "-a", "-d", "-o", "show", "node").stdout)
+        text = self._run("scontrol", "-a", "-d", "-o", "show", "node").stdout
+        return parse.parse_nodes(text, self._nodes)
 
     def read_partition(self, name: str) -> PartitionFacts:
         """See ``SlurmClient``."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Protocol
 
 from slurm_synergy.cluster import (
@@ -17,7 +16,6 @@ from slurm_synergy.cluster import (
     Clock,
     Hold,
     Observation,
-    ObservedJob,
     Outcome,
     Record,
     Records,
@@ -29,15 +27,12 @@ from slurm_synergy.cluster import (
 from slurm_synergy.config import EnforcementChoice, Settings
 from slurm_synergy.core.model import (
     Enforcement,
-    Job,
     JobPhase,
     JobStatus,
     Node,
-    Placement,
     Reason,
     ReasonCode,
 )
-from slurm_synergy.core.resources import Resources
 from slurm_synergy.errors import (
     ClusterError,
     ConfigError,
@@ -47,32 +42,26 @@ from slurm_synergy.errors import (
 )
 from slurm_synergy.slurm import facts as slurm_facts
 from slurm_synergy.slurm import hostlist
-from slurm_synergy.slurm.ahead import Ahead
-from slurm_synergy.slurm.arrays import ArrayPlan, plan_arrays
+from slurm_synergy.slurm.access import Access
 from slurm_synergy.slurm.client import SlurmClient
 from slurm_synergy.slurm.enforcing import choose_enforcement
 from slurm_synergy.slurm.facts import (
     JobFacts,
-    JobShape,
-    JobState,
-    NodeFacts,
+    PartitionFacts,
     ReservationFacts,
 )
 from slurm_synergy.slurm.follow import Described, Follower, LeaseKeeper, holds_now
 from slurm_synergy.slurm.gres_conf import read_gres_conf
-from slurm_synergy.slurm.maintenance import MaintenanceGate, ahead_of, end_s, why_not_before
+from slurm_synergy.slurm.observing import Observer, Reading
 from slurm_synergy.slurm.pool import (
-    UNTYPED,
-    allocated,
-    free_on,
+    NodeMemory,
     left_out,
     managed_nodes,
     node_needs,
-    node_values,
 )
-from slurm_synergy.slurm.request import is_held, is_passed_through, waits_on
 from slurm_synergy.slurm.reservation import ReservationKeeper, ReservationMemory
 from slurm_synergy.slurm.sizing import Demand, need_of
+from slurm_synergy.slurm.starting import Scene, Starter
 from slurm_synergy.slurm.views import JobViews, RequestMemory
 from slurm_synergy.slurm.waiting import tend_waiting
 
@@ -84,13 +73,6 @@ _REQUEUED = "job_requeued"
 
 MAX_GRACE_S = 3600.0
 """Longest time to checkpoint that a job may claim with its grace_s hint, in seconds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reading:
-    jobs: Mapping[int, JobFacts]
-    nodes: Mapping[str, NodeFacts]
-    now_s: float
 
 
 def chosen_nodes(settings: Settings) -> frozenset[str]:
@@ -114,7 +96,8 @@ class SlurmCluster:
     """``Cluster`` on live Slurm. Used by one thread.
 
     ``tick`` reads Slurm and follows what was begun; ``observe`` gives the observation of the last
-    ``tick`` once, so that a round right after it asks Slurm nothing more.
+    ``tick`` once, so that a round right after it asks Slurm nothing more. ``leaving``: nothing is
+    planned any more, so that neither pool.nodes nor the size of the reservation matters.
     """
 
     def __init__(
@@ -125,13 +108,16 @@ class SlurmCluster:
         records: Records,
         memory: ClusterMemory,
         clock: Clock,
+        *,
+        leaving: bool = False,
     ) -> None:
+        self._leaving = leaving
         self._client, self._settings, self._clock = client, settings, clock
         self._leases, self._records, self._memory = leases, records, memory
-        self._views = JobViews(memory, records.profile)
         self._partition = settings.slurm.partition
         self._chosen, self._left_out = chosen_nodes(settings), ""
         self.enforcement = self._read_enforcement()
+        self._views = JobViews(memory, records.profile, self._read_access())
         self.reservation: ReservationKeeper | None = None
         if settings.pool.reservation:
             self.reservation = ReservationKeeper(
@@ -143,8 +129,8 @@ class SlurmCluster:
                 window_s=settings.pool.reserve_window_s,
                 idle_s=settings.pool.reserve_idle_s,
             )
-        self._gres = read_gres_conf(settings.slurm.conf)
-        self._gate, self._others = MaintenanceGate(), tuple[ReservationFacts, ...]()
+        self._shapes = NodeMemory(read_gres_conf(settings.slurm.conf).gpu_sockets)
+        self._others = tuple[ReservationFacts, ...]()
         self._follower = Follower(
             client,
             leases,
@@ -153,13 +139,26 @@ class SlurmCluster:
             describe=self._describe,
             forget=memory.forget_job,
         )
-        self._ahead = Ahead(client)
-        self._reading: _Reading | None = None
+        self._observer = Observer(
+            self._views,
+            self._follower.refusal,
+            enforcement=self.enforcement,
+            default_limit_s=self._default_limit_s,
+        )
+        self._starter = Starter(
+            client,
+            leases,
+            self._follower,
+            self._observer,
+            self._views,
+            clock,
+            enforcement=self.enforcement,
+            reservation=self.reservation,
+        )
+        self._reading: Reading | None = None
         self._fresh: Observation | None = None
         self._nodes: Mapping[str, Node] = {}
         self._graces: Mapping[int, float] = {}
-        self._held: dict[int, tuple[tuple[str, Resources], ...]] = {}
-        self._in_use: Mapping[str, Resources] = {}
 
     def _read_enforcement(self) -> Enforcement:
         try:
@@ -175,12 +174,33 @@ class SlurmCluster:
             ) from err
         # What Slurm takes for the limit of a job that has none of its own.
         self._default_limit_s = partition.default_time_s or partition.max_time_s
+        self._max_nodes = partition.max_nodes
         choice = self._settings.enforcement
         told = partition.oversubscribe[0] == "FORCE" and choice is not EnforcementChoice.BORROW
         config = None if told else self._client.read_config()
-        chosen = choose_enforcement(choice, partition, config)
+        helpers = self._settings.pool.node_helpers
+        chosen = choose_enforcement(choice, partition, config, node_helpers=helpers)
         _LOG.info("enforcement %s: %s", chosen.enforcement.value, chosen.why)
+        self.enforcement_why = chosen.why
         return chosen.enforcement
+
+    def _read_access(self) -> Access:
+        by_type: dict[str, PartitionFacts] = {}
+        if self._leaving:
+            return Access()  # nothing is planned, and nothing must be in the way
+        for kind, name in sorted(self._settings.pool.type_partitions.items()):
+            try:
+                by_type[kind] = self._client.read_partition(name)
+            except SlurmCommandError as err:
+                if err.kind != "not_found":
+                    raise
+                raise ConfigError(
+                    "Slurm has no such partition",
+                    key=f"pool.type_partitions.{kind}",
+                    value=name,
+                    remedy="name the partition whose users may have GPUs of that type",
+                ) from err
+        return Access(by_type=by_type, max_nodes=self._max_nodes)
 
     # Reading
 
@@ -194,11 +214,15 @@ class SlurmCluster:
         reading = self._read()
         self._see_limits(reading)
         self._follower.follow(reading.jobs, self._records.read(), reading.now_s)
-        tend_waiting(self._client, reading.jobs, self._arrays(reading), reading.now_s)
+        tend_waiting(self._client, reading.jobs, reading.arrays(), reading.now_s)
         records = self._records.read()
         self._fresh = self._build(reading, records)
         keeper = self.reservation
-        if keeper is not None and keeper.is_due(self._demand(reading, records)):
+        if (
+            keeper is not None
+            and not self._leaving
+            and keeper.is_due(self._demand(reading, records))
+        ):
             self.prepare()
         return self._fresh
 
@@ -207,7 +231,7 @@ class SlurmCluster:
         self._fresh = self._observe(self._records.read())
         return self._fresh
 
-    def _see_limits(self, reading: _Reading) -> None:
+    def _see_limits(self, reading: Reading) -> None:
         """What may have changed for the jobs that one of Slurm's limits keeps from starting."""
         refusals, partition = self._follower.refusals, None
         if refusals.watches_partition:
@@ -217,12 +241,6 @@ class SlurmCluster:
             nodes=reading.nodes.values(),
             partition=partition,
         )
-
-    def _arrays(self, reading: _Reading) -> ArrayPlan:
-        """Which members of job arrays to split off, and which must not start."""
-        gpus = sum(sum(node.gpus.values()) for node in reading.nodes.values())
-        ours = [facts for facts in reading.jobs.values() if not is_passed_through(facts)]
-        return plan_arrays(ours, pool_gpus=gpus)
 
     def facts(self, job_id: int) -> JobFacts | None:
         """The job's record as last read; None when Slurm did not show it."""
@@ -279,7 +297,7 @@ class SlurmCluster:
             self._fresh = self._build(reading, records)
         self._others = keeper.others
 
-    def _demand(self, reading: _Reading, records: Mapping[int, Record]) -> Demand:
+    def _demand(self, reading: Reading, records: Mapping[int, Record]) -> Demand:
         """What the size of the reservation follows from."""
         pool, seen = self._settings.pool, self._fresh or self._build(reading, records)
         leased = [record.lease for record in records.values() if record.lease is not None]
@@ -296,7 +314,7 @@ class SlurmCluster:
         return Demand(
             nodes=node_needs(
                 reading.nodes.values(),
-                held=self._in_use,
+                held=self._observer.in_use,
                 coming={name for lease in leased for name in lease.placement.nodes},
             ),
             jobs=tuple(need_of(one.job) for one in waiting),
@@ -307,19 +325,23 @@ class SlurmCluster:
     def _observe(self, records: Mapping[int, Record]) -> Observation:
         return self._build(self._read(), records)
 
-    def _read(self) -> _Reading:
+    def _read(self) -> Reading:
         # The queue first: a job that ends in between must not look like somebody else's.
         queue = self._client.read_queue(self._partition)
         found = self._client.read_nodes()
         self._warn_of_left_out(left_out(found, partition=self._partition, chosen=self._chosen))
-        nodes = managed_nodes(found, partition=self._partition, chosen=self._chosen)
-        self._reading = _Reading(
+        chosen = frozenset[str]() if self._leaving else self._chosen
+        nodes = managed_nodes(
+            found, partition=self._partition, chosen=chosen, insist=not self._leaving
+        )
+        self._views.on(nodes)
+        self._reading = Reading(
             jobs={job.job_id: job for job in queue if job.partition == self._partition},
             nodes={node.name: node for node in nodes},
             now_s=self._clock.now_s(),
         )
         # For the keeper of leases, whom only the shape of a node concerns.
-        shapes = node_values(nodes, ours={}, reserved=None, near=self._gres.gpu_sockets)
+        shapes = self._shapes.values(nodes, ours={}, reserved=None)
         self._nodes = {node.name: node for node in shapes}
         return self._reading
 
@@ -334,123 +356,17 @@ class SlurmCluster:
             )
         self._left_out = what
 
-    def _build(self, reading: _Reading, records: Mapping[int, Record]) -> Observation:
-        jobs, starting = [], dict[str, Resources]()
-        ours: dict[str, Resources] = {}
-        arrays = self._arrays(reading).waiting
-        for job_id, facts in sorted(reading.jobs.items()):
-            record = records.get(job_id)
-            has_lease = record is not None and record.lease is not None
-            phase = _phase(facts, has_lease)
-            held = self._holdings(facts)
-            _add(ours, held)
-            if phase is JobPhase.STARTING and not held and record and record.lease:
-                lease = record.lease
-                _add(starting, tuple(lease.granted.items()) or lease.placement.shares)
-            if _is_somebody_elses(facts, phase, held):
-                continue
-            if phase is not None and (has_lease or phase is JobPhase.PENDING or held):
-                seen = self._observed(facts, phase, held, reading.now_s)
-                waits = None if seen.blocked else arrays.get(job_id)
-                jobs.append(replace(seen, blocked=waits) if waits else seen)
-        for node, coming in starting.items():
-            ours[node] = ours.get(node, Resources()) + coming
-        self._in_use = ours
-        self._views.forget_all_but(reading.jobs.keys())
-        self._graces = {job_id: self._grace_s(facts) for job_id, facts in reading.jobs.items()}
-        self._held = {job_id: self._held[job_id] for job_id in self._held.keys() & reading.jobs}
+    def _build(self, reading: Reading, records: Mapping[int, Record]) -> Observation:
         reserved = None if self.reservation is None else self.reservation.nodes
-        nodes = node_values(reading.nodes.values(), ours=ours, reserved=reserved)
-        self._reserve_cores(reading)
-        free = {
-            node.name: free_on(
-                reading.nodes[node.name],
-                node,
-                starting.get(node.name, Resources()),
-                self.enforcement,
-            )
-            for node in nodes
-        }
-        planned, nodes = self._gate.pass_through(
-            jobs,
-            nodes,
-            ahead_of(self._others, reading.now_s),
-            {name: left.gpus for name, left in free.items()},
-            lambda seen: self._ends_s(
-                seen.job, _service_gpu_s(records.get(seen.job.job_id)), reading.now_s
-            ),
-            reading.now_s,
-        )
-        return Observation(nodes=nodes, jobs=planned, free=free, enforcement=self.enforcement)
-
-    def _ends_s(self, job: Job, service_gpu_s: float, now_s: float) -> float:
-        """When a job that starts now has ended at the latest, by its time limit."""
-        limit_s = self._default_limit_s if job.time_limit_s is None else job.time_limit_s
-        return end_s(now_s, limit_s, service_gpu_s / job.gpus)
-
-    def _holdings(self, facts: JobFacts) -> tuple[tuple[str, Resources], ...]:
-        """What the job holds; while it ends, what it held (Slurm drops the GPU indices early)."""
-        if not holds_now(facts):
-            return ()
-        if facts.running:
-            self._held[facts.job_id] = allocated(facts)
-        return self._held.get(facts.job_id) or tuple(
-            (node, share) for node, share in allocated(facts) if share.gpus
-        )
-
-    def _observed(
-        self,
-        facts: JobFacts,
-        phase: JobPhase,
-        held: tuple[tuple[str, Resources], ...],
-        now_s: float,
-    ) -> ObservedJob:
-        view = self._views.view(facts)
-        blocked = None
-        if phase is JobPhase.PENDING:
-            blocked = view.problem or waits_on(facts, now_s) or self._follower.refusal(facts, now_s)
-        elif phase is JobPhase.ENDING and not facts.reason.startswith(_REQUEUED):
-            # Slurm's text does not tell whether it comes back: do not plan for it yet.
-            strange = ", ".join(sorted(facts.flags)) if facts.state is JobState.UNKNOWN else ""
-            text = f"is in a state unknown here ({strange})" if strange else "is ending"
-            blocked = Reason(code=ReasonCode.NOT_OURS, text=text)
-        types = [part.gpu_type for part in facts.allocation if part.gpu_type]
-        return ObservedJob(
-            job=view.job,
-            phase=phase,
-            restarts=facts.restarts,
-            started_s=facts.start_s if facts.running else None,
-            gpu_type=types[0] if types else (UNTYPED if held else ""),
-            allocated=held,
-            cores={part.node: part.cpu_ids for part in facts.allocation},
-            held_by_us=facts.held is slurm_facts.Hold.ADMIN,
-            blocked=blocked,
-            profile_key=view.hints.profile or "",
-        )
-
-    def _reserve_cores(self, reading: _Reading) -> None:
-        """Cores to which Slurm confines jobs without the wrapper are out of the leases' reach."""
-        cores: dict[str, set[int]] = {name: set() for name in reading.nodes}
-        for facts in reading.jobs.values():
-            if facts.running and not self._views.view(facts).job.wrapped:
-                for part in facts.allocation:
-                    cores.setdefault(part.node, set()).update(part.cpu_ids)
-        for node, taken in sorted(cores.items()):
-            self._leases.set_reserved(node, tuple(sorted(taken)))
+        made = self._observer.observation(reading, records, reserved=reserved, others=self._others)
+        self._graces = {job_id: self._grace_s(facts) for job_id, facts in reading.jobs.items()}
+        for node, taken in self._observer.fixed_cores(reading).items():
+            self._leases.set_reserved(node, taken)
+        return made
 
     def _describe(self, facts: JobFacts) -> Described:
-        """For the adoption of a running job: its proportional share of what it holds."""
         assert self._reading is not None
-        job, shares, kind = self._views.view(facts).job, [], UNTYPED
-        for part, (name, held) in zip(facts.allocation, allocated(facts), strict=True):
-            node = self._reading.nodes.get(name)
-            kind = part.gpu_type or kind
-            cpus = held.cpus
-            if node is not None and self.enforcement.in_place and job.wrapped:
-                cpus = min(cpus, node.cpus_total * held.gpus // sum(node.gpus.values()))
-            shares.append((name, Resources(gpus=held.gpus, cpus=cpus, mem_mib=held.mem_mib)))
-        placement = Placement(job_id=facts.job_id, gpu_type=kind, shares=tuple(shares))
-        return Described(status=JobStatus(job=job), proportional=placement)
+        return self._observer.described(facts, self._reading.nodes)
 
     # Changing
 
@@ -458,7 +374,7 @@ class SlurmCluster:
         """See ``Cluster``. Starts and stops are only begun; ``tick`` follows them."""
         facts = self._reading.jobs.get(action.job_id) if self._reading else None
         if facts is None:
-            return _not_done(action, ReasonCode.NOT_OURS, "Slurm does not show the job any more")
+            return _gone(action)
         try:
             return self._begin(action, status, facts)
         except LeaseError as err:
@@ -466,47 +382,45 @@ class SlurmCluster:
 
     def foresee(self, actions: Sequence[Action], statuses: Mapping[int, JobStatus]) -> None:
         """See ``Foresight``: holds and shapes of pending jobs go to Slurm in one session."""
+        if self._reading is not None:
+            self._starter.foresee(actions, statuses, self._scene(self._reading))
+
+    def _scene(self, reading: Reading) -> Scene:
+        return Scene(reading=reading, nodes=self._nodes, others=self._others)
+
+    def resize_all(
+        self, resizes: Sequence[Resize], statuses: Mapping[int, JobStatus]
+    ) -> tuple[Outcome, ...]:
+        """See ``Together``: Slurm is asked nothing, all of it is a matter of leases."""
         jobs = self._reading.jobs if self._reading else {}
-        pending = {
-            action.job_id: action
-            for action in actions
-            if isinstance(action, Hold | Start)
-            and action.job_id in jobs
-            and jobs[action.job_id].pending
-        }
-        shapes = {
-            job_id: self._shape(statuses[job_id].job, action.placement)
-            for job_id, action in pending.items()
-            if isinstance(action, Start)
-        }
-        try:
-            if self.reservation is not None and shapes:
-                self.reservation.admit({jobs[job_id].user for job_id in shapes})
-        except ClusterError as err:
-            _LOG.debug("the reservation is not ready ahead of the starts: %s", err)
-            shapes = {}
-        holds = [
-            job_id
-            for job_id, action in pending.items()
-            if not is_held(jobs[job_id])
-            or (isinstance(action, Hold) and jobs[job_id].held is not slurm_facts.Hold.ADMIN)
-        ]
-        self._ahead.send(holds, shapes)
+        refused = self._leases.resize_all(
+            [action.placement for action in resizes if action.job_id in jobs]
+        )
+        outcomes = []
+        for action in resizes:
+            if action.job_id not in jobs:
+                outcomes.append(_gone(action))
+            elif action.job_id in refused:
+                text = str(refused[action.job_id])
+                outcomes.append(_not_done(action, ReasonCode.ACTION_FAILED, text))
+            else:
+                outcomes.append(Outcome(action=action, done=True))
+        return tuple(outcomes)
 
     def _begin(self, action: Action, status: JobStatus, facts: JobFacts) -> Outcome:
         match action:
             case Start():
-                return self._start(action, status, facts)
+                assert self._reading is not None
+                return self._starter.start(action, status, facts, self._scene(self._reading))
             case Stop():
                 grace_s = self._grace_s(facts)
                 if facts.held is not slurm_facts.Hold.ADMIN:
                     self._client.hold_running(action.job_id)
                 self._leases.stop(job_id=action.job_id, reason=action.reason, grace_s=grace_s)
             case Resize():
-                self._leases.resize(job_id=action.job_id, placement=action.placement)
+                return self.resize_all((action,), {action.job_id: status})[0]
             case Hold():
-                held = facts.held is slurm_facts.Hold.ADMIN or self._ahead.held(action.job_id)
-                if not held:
+                if not self._starter.is_held(action.job_id, facts):
                     self._client.hold(action.job_id)
             case Renew():
                 pass
@@ -514,120 +428,9 @@ class SlurmCluster:
                 raise ClusterError(f"unknown action {type(action).__name__}")
         return Outcome(action=action, done=True)
 
-    def _start(self, action: Start, status: JobStatus, facts: JobFacts) -> Outcome:
-        if not facts.pending:
-            return _not_done(action, ReasonCode.START_REFUSED, f"it is {facts.state.value}")
-        now_s, placement = self._clock.now_s(), action.placement
-        late = self._too_late_for(status, placement, now_s)
-        if late is not None:
-            return Outcome(action=action, done=False, reason=late)
-        shape = self._shape(status.job, placement)
-        granted = {
-            name: Resources(
-                gpus=shape.gpus_per_node, cpus=shape.cpus_per_node, mem_mib=shape.mem_mib_per_node
-            )
-            for name in shape.nodes
-        }
-        try:
-            if self.reservation is not None:
-                self.reservation.admit((facts.user,))
-            if not is_held(facts) and not self._ahead.held(action.job_id):
-                self._client.hold(action.job_id)
-            prepared = self._ahead.prepared(action.job_id, shape)
-            if not prepared:
-                self._client.reshape(action.job_id, shape)
-            self._limit_run(status, facts)
-            if not prepared:
-                self._client.set_start_now(action.job_id)
-            self._leases.grant(
-                status=status,
-                owner_uid=facts.uid,
-                incarnation=facts.restarts,
-                placement=placement,
-                granted=granted,
-            )
-            self._follower.started(facts, now_s)
-            self._client.release(action.job_id)
-        except (ClusterError, LeaseError) as err:
-            # Whatever of it took effect, the next reading shows it.
-            if self.reservation is not None:
-                self.reservation.forget()
-            reason = self._follower.refused(action.job_id, str(err), now_s)
-            return Outcome(action=action, done=False, reason=reason)
-        return Outcome(action=action, done=True)
 
-    def _too_late_for(self, status: JobStatus, placement: Placement, now_s: float) -> Reason | None:
-        """Why the job must not start there now: a reservation of others begins too soon.
-
-        Waiting jobs are planned so that this does not occur, but not those that were stopped to
-        be moved.
-        """
-        ahead = ahead_of(self._others, now_s)
-        ends_s = self._ends_s(status.job, status.attained_service_gpu_s, now_s)
-        found = (ahead[name] for name in placement.nodes if name in ahead)
-        return next((why_not_before(one, now_s) for one in found if ends_s > one.start_s), None)
-
-    def _limit_run(self, status: JobStatus, facts: JobFacts) -> None:
-        """The time limit is for all runs of a job together, where Slurm's is for each of them."""
-        if facts.restarts:
-            ran_s = status.attained_service_gpu_s / status.job.gpus
-            limit_s = self._views.limit_next_run(facts, ran_s)
-            if limit_s is not None:
-                self._client.set_time_limit(facts.job_id, limit_s)
-
-    def _shape(self, job: Job, placement: Placement) -> JobShape:
-        """What Slurm is asked for. The same for every node, as Slurm cannot ask otherwise."""
-        shares = [share for _, share in placement.shares]
-        cpus = min(share.cpus for share in shares)
-        if self.enforcement is Enforcement.SHARED and job.wrapped:
-            # All cores of the nodes: the lease says which of them are the job's.
-            assert self._reading is not None
-            cpus = min(self._reading.nodes[name].cpus_total for name in placement.nodes)
-        elif self.enforcement is Enforcement.BORROW and job.wrapped:
-            # No more than its proportional share, so that every job gets its own from Slurm.
-            own = (self._nodes[name].proportional(share.gpus) for name, share in placement.shares)
-            cpus = max(1, min(cpus, *(share.cpus for share in own)))
-        per_task = max(1, cpus // job.tasks_per_node)
-        return JobShape(
-            nodes=placement.nodes,
-            gpus_per_node=shares[0].gpus,
-            gpu_type=None if placement.gpu_type == UNTYPED else placement.gpu_type,
-            cpus_per_node=per_task * job.tasks_per_node,
-            cpus_per_task=per_task,
-            mem_mib_per_node=max(share.mem_mib for share in shares),
-            tasks_per_node=job.tasks_per_node,
-            reservation=self.reservation.name if self.reservation else None,
-        )
-
-
-def _is_somebody_elses(
-    facts: JobFacts, phase: JobPhase | None, held: tuple[tuple[str, Resources], ...]
-) -> bool:
-    """A job left to Slurm counts only while it holds GPUs; then it is in the way like any other."""
-    holds_gpus = phase is JobPhase.RUNNING and any(share.gpus for _, share in held)
-    return is_passed_through(facts) and not holds_gpus
-
-
-def _phase(facts: JobFacts, has_lease: bool) -> JobPhase | None:
-    """The cluster's view of a job; None for one that is over or about to be."""
-    if facts.completing or facts.state is JobState.UNKNOWN:
-        # A state of a newer Slurm may mean anything: keep what it holds, and touch nothing.
-        return None if facts.state.finished else JobPhase.ENDING
-    if facts.state.finished:
-        return None
-    if facts.pending:
-        begun = has_lease and not is_held(facts)
-        return JobPhase.STARTING if begun else JobPhase.PENDING
-    return JobPhase.STARTING if "CONFIGURING" in facts.flags else JobPhase.RUNNING
-
-
-def _service_gpu_s(record: Record | None) -> float:
-    return record.attained_service_gpu_s if record else 0.0
-
-
-def _add(sums: dict[str, Resources], shares: tuple[tuple[str, Resources], ...]) -> None:
-    for node, share in shares:
-        sums[node] = sums.get(node, Resources()) + share
+def _gone(action: Action) -> Outcome:
+    return _not_done(action, ReasonCode.NOT_OURS, "Slurm does not show the job any more")
 
 
 def _not_done(action: Action, code: ReasonCode, text: str) -> Outcome:

@@ -214,7 +214,8 @@ def _cores(config: ConfigFacts, partition: PartitionFacts, settings: Settings) -
             "node; or stay with another enforcement",
         )
     try:
-        chosen = choose_enforcement(settings.enforcement, partition, config)
+        helpers = settings.pool.node_helpers
+        chosen = choose_enforcement(settings.enforcement, partition, config, node_helpers=helpers)
     except ConfigError as err:
         what = "the controller refuses to start with that"
         yield fail(

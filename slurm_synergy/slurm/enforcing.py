@@ -2,8 +2,9 @@
 
 * ``shared``: the partition lets jobs have the same cores (OverSubscribe=FORCE), so that all of them
   get all cores of their nodes, and leases say whose each core is.
-* ``borrow``: Slurm confines nobody to cores (no task/cgroup, or ConstrainCores=no), so that a job
-  that was given its proportional share can be pinned to other cores as well.
+* ``borrow``: Slurm confines nobody to cores (no task/cgroup, or ConstrainCores=no), or helpers on
+  the nodes move what jobs are confined to, so that a job that was given its proportional share can
+  be pinned to other cores as well.
 * ``requeue``: neither; other cores take a restart.
 """
 
@@ -41,12 +42,16 @@ def confinement(config: ConfigFacts) -> tuple[bool, str]:
 
 
 def choose_enforcement(
-    choice: EnforcementChoice, partition: PartitionFacts, config: ConfigFacts | None
+    choice: EnforcementChoice,
+    partition: PartitionFacts,
+    config: ConfigFacts | None,
+    *,
+    node_helpers: bool = False,
 ) -> Chosen:
     """The enforcement for ``choice`` in this partition.
 
-    ``config`` may be None where OverSubscribe=FORCE makes it needless. Raises ConfigError for one
-    that cannot work here.
+    ``config`` may be None where OverSubscribe=FORCE makes it needless. ``node_helpers``: whether
+    the nodes run ``slurm-synergyd --node``. Raises ConfigError for one that cannot work here.
     """
     word = partition.oversubscribe[0]
     seen = f"partition {partition.name!r} has OverSubscribe={word}"
@@ -65,13 +70,16 @@ def choose_enforcement(
     confined, why = (True, "Slurm's configuration is not known")
     if config is not None:
         confined, why = confinement(config)
+    if confined and node_helpers:
+        confined, why = False, "helpers on the nodes move what jobs are confined to"
     if choice is EnforcementChoice.BORROW and confined:
         raise ConfigError(
             why,
             key="enforcement",
             value=str(choice),
-            remedy="set ConstrainCores=no in cgroup.conf of all nodes, or choose enforcement: "
-            "auto, shared (with OverSubscribe=FORCE) or requeue",
+            remedy="set ConstrainCores=no in cgroup.conf of all nodes, or run "
+            "slurm-synergyd --node on all of them and set pool.node_helpers, or choose "
+            "enforcement: auto, shared (with OverSubscribe=FORCE) or requeue",
         )
     if confined:
         return Chosen(enforcement=Enforcement.REQUEUE, why=f"{seen}, and {why}")

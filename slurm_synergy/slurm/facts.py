@@ -297,6 +297,7 @@ class PartitionFacts:
 
     Times are ``None`` when unlimited (maximum) or not set (default), ``max_nodes`` when unlimited.
     ``def_mem_*`` is what a job gets that asks for no memory; ``None``: the partition sets none.
+    ``allow_*`` is ``None`` where all may use it; accounts are in lower case, as Slurm keeps them.
     """
 
     name: str
@@ -311,6 +312,9 @@ class PartitionFacts:
     total_cpus: int = 0
     def_mem_per_node_mib: int | None = None
     def_mem_per_cpu_mib: int | None = None
+    allow_accounts: tuple[str, ...] | None = None
+    deny_accounts: tuple[str, ...] = ()
+    allow_groups: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

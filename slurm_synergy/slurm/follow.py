@@ -33,6 +33,7 @@ __all__ = ["Attempt", "Described", "Follower", "LeaseKeeper", "ends", "holds_now
 
 _LOG = logging.getLogger(__name__)
 
+_CLOCKS_DIFFER_S = 5.0
 _LAUNCH_FAILED = "launch_failed_requeued_held"
 
 
@@ -186,13 +187,27 @@ class Follower:
         attempt = self._attempts.setdefault(job_id, Attempt(since_s=now_s, restarts=facts.restarts))
         if facts.restarts != attempt.restarts:
             self._client.hold(job_id)
-        elif self._is_hindered(facts, now_s):
+        elif self._is_put_off(facts, now_s) or self._is_hindered(facts, now_s):
             return
         elif now_s - attempt.since_s > self._start_deadline_s:
             text = f"did not start within {self._start_deadline_s:g} s; Slurm says {facts.reason}"
             self._client.hold(job_id)
             self.refused(job_id, text, now_s)
             _LOG.warning("job %d: %s", job_id, text)
+
+    def _is_put_off(self, facts: JobFacts, now_s: float) -> bool:
+        """Whether its owner has moved its begin time away; then the start is taken back at once."""
+        begin_s = facts.eligible_s or 0.0
+        # Right after a start StartTime is unknown, and a begin time ahead is another clock's now.
+        if begin_s <= now_s + _CLOCKS_DIFFER_S or (facts.start_s or 0.0) < begin_s:
+            return False
+        self._client.hold(facts.job_id)
+        text = f"its begin time was moved by {begin_s - now_s:.0f} s while it was being started"
+        if facts.restarts:
+            # What Slurm itself sets after a requeue does not block a job: this must not either.
+            self.refused(facts.job_id, text, now_s)
+        _LOG.warning("job %d: %s; the start is taken back", facts.job_id, text)
+        return True
 
     def _is_hindered(self, facts: JobFacts, now_s: float) -> bool:
         """Whether one of Slurm's limits is in the way; then the job is held again at once."""

@@ -56,7 +56,8 @@ def fields_to_give_back(
     fields = ["ReqNodeList=", *(["ReservationName="] if ours else [])]
     if request is None:
         return fields
-    tasks, cpus = max(1, request.tasks_per_node), max(1, request.cpus_per_task)
+    unsaid = request.gpus_per_node if request.elastic else 1
+    tasks, cpus = request.tasks_per_node or unsaid, max(1, request.cpus_per_task)
     nodes = request.nodes
     fields += [
         f"NumNodes={nodes}-{nodes}",

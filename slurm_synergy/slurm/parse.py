@@ -8,6 +8,7 @@ and flags that are new are kept as they are. An answer that is neither records n
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from slurm_synergy.errors import SlurmParseError
 from slurm_synergy.slurm import hostlist
@@ -31,6 +32,7 @@ from slurm_synergy.slurm.fields import (
 )
 
 __all__ = [
+    "NodeTexts",
     "parse_config",
     "parse_nodes",
     "parse_partitions",
@@ -39,6 +41,8 @@ __all__ = [
     "whole",
 ]
 
+# What changes all the time, and is no part of the facts.
+_MEASURED = re.compile(r" (?:CPULoad|FreeMem|LastBusyTime|CurrentWatts|AveWatts|ExtSensors\w+)=\S*")
 _NODE_MARKS = {
     "*": "NOT_RESPONDING",
     "~": "POWERED_DOWN",
@@ -76,9 +80,30 @@ def _lines(text: str, first_key: str, empty: str) -> list[str]:
     return records
 
 
-def parse_nodes(text: str) -> tuple[NodeFacts, ...]:
-    """``scontrol -a -d show node -o`` to facts."""
-    return tuple(_node(line) for line in _lines(text, "NodeName", "No nodes in the system"))
+class NodeTexts:
+    """The node records of the last reading: most are the same in the next one.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, NodeFacts] = {}
+
+    def facts(self, lines: Iterable[str]) -> tuple[NodeFacts, ...]:
+        """The facts of each record."""
+        before, known, found = self._known, dict[str, NodeFacts](), []
+        for line in lines:
+            told, reason_key, reason = line.partition(" Reason=")
+            still = f"{_MEASURED.sub('', told)}{reason_key}{reason}"
+            known[still] = before.get(still) or _node(line)
+            found.append(known[still])
+        self._known = known
+        return tuple(found)
+
+
+def parse_nodes(text: str, memory: NodeTexts | None = None) -> tuple[NodeFacts, ...]:
+    """``scontrol -a -d show node -o`` to facts; those in ``memory`` are not made anew."""
+    return (memory or NodeTexts()).facts(_lines(text, "NodeName", "No nodes in the system"))
 
 
 def _node(line: str) -> NodeFacts:
@@ -157,7 +182,14 @@ def _partition(line: str) -> PartitionFacts:
         total_cpus=int_or(keys.get("TotalCPUs", ""), 0),
         def_mem_per_node_mib=int_or(keys.get("DefMemPerNode", ""), 0) or None,
         def_mem_per_cpu_mib=int_or(keys.get("DefMemPerCPU", ""), 0) or None,
+        allow_accounts=_unless_all(keys.get("AllowAccounts", "ALL").lower()),
+        deny_accounts=parse_words(keys.get("DenyAccounts", "").lower()),
+        allow_groups=_unless_all(keys.get("AllowGroups", "ALL")),
     )
+
+
+def _unless_all(text: str) -> tuple[str, ...] | None:
+    return None if text.upper() == "ALL" else parse_words(text)
 
 
 def parse_reservations(text: str) -> tuple[ReservationFacts, ...]:

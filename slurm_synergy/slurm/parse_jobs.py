@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from slurm_synergy.core.values import quick
 from slurm_synergy.errors import SlurmParseError
 from slurm_synergy.slurm import hostlist
 from slurm_synergy.slurm.facts import GpuForm, JobFacts, NodeAllocation
@@ -63,9 +64,8 @@ _IDENTITY_FIELDS = (
     "tres-per-task",
     "tres-per-socket",
 )
-_RECORD = re.compile(
-    r"^JobId=(\d+) (?:Array\w+=\S* |HetJob\w+=\S* |SLUID=\S* )*JobName=", re.MULTILINE
-)
+_BREAK = "\nJobId="
+_HEAD = re.compile(r"(\d+) (?:Array\w+=\S* |HetJob\w+=\S* |SLUID=\S* )*JobName=")
 _OWNER = re.compile(
     r" (?:HetJobIdSet=\S* |SLUID=\S* )*UserId=(?P<user>[^\n=]+?)\((?P<uid>\d+)\)"
     r" GroupId=[^\n=]*\(\d+\) MCS_label=\S* Priority=(?P<priority>\d+) Nice=-?\d+ Account="
@@ -75,6 +75,7 @@ _TAIL_KEYS = re.compile(
     r"(?:\s+(?:Power|CpusPerTres|MemPerTres|NtasksPerTRES\S*|Tres\w+|KillO\w+|Mail\w+|SELinux\w*"
     r"|BurstBuffer\w*|OOM\w+|StepMgr\w*|CronJob|Switches|NodeList\w*|TimeMin)=\S*)*\s*\Z"
 )
+_CLOCK = " RunTime="  # what goes on while nothing happens, and is no part of the facts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,22 +111,50 @@ class JobRecords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Body:
-    """One record: the part before the name, who owns it, and the text behind the account."""
+    """One record: the part before the name, who owns it, and the text behind the account.
+
+    ``text`` is what all of it follows from; empty when another record may begin within it.
+    """
 
     head: str
     owner: Mapping[str, str]
     rest: str
+    text: str
+
+
+@quick
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """A record of the last reading, of which nothing has changed."""
+
+    facts: JobFacts
+    text: str
+
+
+@quick
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """Where a record may begin: its offset, the end of ``JobName=``, its job, its own text.
+
+    ``text`` goes to the next such place, without the word JobId in front and the running clock.
+    """
+
+    at: int
+    name_at: int
+    job_id: int
+    text: str
 
 
 class JobMemory:
     """What was made of the texts of the last reading: most records are the same in the next one.
 
-    Safe to use from several threads: what is kept belongs to the text that it was made of.
+    Facts belong to the whole text of a record together with the identity of its job: where both
+    are what they were, so are the facts. Safe to use from several threads.
     """
 
     def __init__(self) -> None:
         self._identities: dict[tuple[str, ...], JobIdentity] = {}
-        self._facts: dict[int, tuple[_Body, JobIdentity, JobFacts]] = {}
+        self._facts: dict[str, tuple[JobIdentity, JobFacts]] = {}
 
     def identities(self, rows: Iterable[tuple[str, ...]]) -> dict[int, JobIdentity]:
         """The identities of rows of cells, by job id."""
@@ -133,19 +162,26 @@ class JobMemory:
         self._identities = made
         return {identity.job_id: identity for identity in made.values()}
 
-    def facts(self, body: _Body, identity: JobIdentity) -> JobFacts:
-        """The facts of a record."""
-        known = self._facts.get(identity.job_id)
-        if known is not None and known[0] == body and known[1] == identity:
-            return known[2]
-        facts = _job(body, identity)
-        self._facts[identity.job_id] = (body, identity, facts)
-        return facts
+    def facts(self, text: str, identity: JobIdentity) -> JobFacts | None:
+        """The facts of the record that is all of ``text``, if they are known."""
+        known = self._facts.get(text)
+        return known[1] if known is not None and known[0] is identity else None
 
-    def forget_all_but(self, known: Iterable[int]) -> None:
-        """Drop jobs that are not shown any more."""
-        facts = self._facts
-        self._facts = {job_id: facts[job_id] for job_id in known if job_id in facts}
+    def keep(self, known: Iterable[tuple[str, JobIdentity, JobFacts]]) -> None:
+        """The records of this reading; others are forgotten."""
+        self._facts = {text: (identity, facts) for text, identity, facts in known}
+
+
+def _still(text: str) -> str:
+    """The text of a record without the running clock of a job that runs.
+
+    A user may write the word as well; then the identity tells such texts apart, or the clock stays.
+    """
+    at = text.find(_CLOCK)
+    end = text.find(" ", at + len(_CLOCK))
+    if at < 0 or end < 0 or text.startswith("00:00:00 ", at + len(_CLOCK)):
+        return text
+    return text[:at] + text[end:]
 
 
 def identity_format(mark: str) -> str:
@@ -220,44 +256,92 @@ def parse_jobs(
     """
     if not text.startswith("JobId=") and not text.startswith("No jobs in the system"):
         raise SlurmParseError("scontrol show job: neither records nor 'No jobs'", text)
-    starts = list(_RECORD.finditer(whole(text, "scontrol show job")))
+    starts = _starts(whole(text, "scontrol show job"))
     ids = sorted(identities if wanted is None else wanted)
-    bodies = _find_records(text, starts, {job_id: identities[job_id] for job_id in ids})
-    jobs, unresolved, memory = [], [], memory or JobMemory()
+    memory = memory or JobMemory()
+    found = _find_records(text, starts, {job_id: identities[job_id] for job_id in ids}, memory)
+    jobs, unresolved, kept = [], [], []
     for job_id in ids:
-        found = bodies.get(job_id, [])
-        if len(found) == 1 or (found and first_only == job_id):
-            jobs.append(memory.facts(found[0], identities[job_id]))
+        records, identity = found.get(job_id, []), identities[job_id]
+        if len(records) == 1 or (records and first_only == job_id):
+            record = records[0]
+            facts = _job(record, identity) if isinstance(record, _Body) else record.facts
+            jobs.append(facts)
+            if record.text:
+                kept.append((record.text, identity, facts))
         else:
             unresolved.append(job_id)
+    memory.keep(kept)
     return JobRecords(
         jobs=tuple(jobs),
         unresolved=tuple(unresolved),
-        strangers=frozenset(int(match[1]) for match in starts) - identities.keys(),
+        strangers=frozenset(start.job_id for start in starts) - identities.keys(),
     )
 
 
+def _starts(text: str) -> list[_Start]:
+    """All places where a record may begin, in order."""
+    if not text.startswith(_BREAK[1:]):
+        return []
+    starts: list[_Start] = []
+    at = 0
+    for piece in text[len(_BREAK) - 1 :].split(_BREAK):
+        head = _HEAD.match(piece)
+        if head is not None:
+            name_at = at + len(_BREAK) - 1 + head.end()
+            still = _still(piece)
+            starts.append(_Start(at=at, name_at=name_at, job_id=int(head[1]), text=still))
+        elif starts:
+            # A line that only looks like one: part of the record before it.
+            last = starts.pop()
+            starts.append(replace(last, text=f"{last.text}{_BREAK}{piece}"))
+        at += len(_BREAK) + len(piece)
+    return starts
+
+
 def _find_records(
-    text: str, starts: Sequence[re.Match[str]], identities: Mapping[int, JobIdentity]
-) -> dict[int, list[_Body]]:
-    bodies: dict[int, list[_Body]] = {}
-    for number, match in enumerate(starts):
-        identity = identities.get(int(match[1]))
-        if identity is None or not text.startswith(identity.name, match.end()):
+    text: str,
+    starts: Sequence[_Start],
+    identities: Mapping[int, JobIdentity],
+    memory: JobMemory,
+) -> dict[int, list[_Body | _Known]]:
+    found: dict[int, list[_Body | _Known]] = {}
+    for number, start in enumerate(starts):
+        identity = identities.get(start.job_id)
+        if identity is None:
             continue
-        owner = _OWNER.match(text, match.end() + len(identity.name))
-        if owner is None or int(owner["uid"]) != identity.uid:
-            continue
-        if not text.startswith(f"{identity.account} QOS=", owner.end()):
+        facts = memory.facts(start.text, identity)
+        if facts is not None:
+            found.setdefault(start.job_id, []).append(_Known(facts=facts, text=start.text))
             continue
         # A start within this record's own texts may be anybody's: the next start that counts is
         # one behind the owner part, and a cut that is too early costs the output path at most.
-        later = (other.start() for other in starts[number + 1 :] if other.start() > owner.end())
-        rest = text[owner.end() + len(identity.account) : next(later, len(text))]
-        bodies.setdefault(identity.job_id, []).append(
-            _Body(head=match[0], owner=owner.groupdict(), rest=rest.removesuffix("\n"))
-        )
-    return bodies
+        body = _body(text, start, identity, (other.at for other in starts[number + 1 :]))
+        if body is not None:
+            found.setdefault(start.job_id, []).append(body)
+    return found
+
+
+def _body(text: str, start: _Start, identity: JobIdentity, later: Iterable[int]) -> _Body | None:
+    """The record that begins at ``start``, if it is one of ``identity``."""
+    if not text.startswith(identity.name, start.name_at):
+        return None
+    owner = _OWNER.match(text, start.name_at + len(identity.name))
+    if owner is None or int(owner["uid"]) != identity.uid:
+        return None
+    rest_at = owner.end() + len(identity.account)
+    if not text.startswith(f"{identity.account} QOS=", owner.end()):
+        return None
+    ends = iter(later)
+    first = end = next(ends, len(text))
+    while end <= owner.end():
+        end = next(ends, len(text))
+    return _Body(
+        head=text[start.at : start.name_at],
+        owner=owner.groupdict(),
+        rest=text[rest_at:end].removesuffix("\n"),
+        text=start.text if end == first and rest_at + len(" QOS=") <= end else "",
+    )
 
 
 def _job(body: _Body, identity: JobIdentity) -> JobFacts:

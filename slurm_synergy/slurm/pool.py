@@ -18,6 +18,7 @@ from slurm_synergy.slurm.sizing import NodeNeed
 
 __all__ = [
     "UNTYPED",
+    "NodeMemory",
     "allocated",
     "free_on",
     "gpu_type_of",
@@ -30,19 +31,25 @@ __all__ = [
 UNTYPED = "gpu"
 """The GPU type of nodes whose gres.conf names none."""
 
+_NOTHING = Resources()
+
 
 def managed_nodes(
-    facts: Sequence[NodeFacts], *, partition: str, chosen: frozenset[str]
+    facts: Sequence[NodeFacts],
+    *,
+    partition: str,
+    chosen: frozenset[str],
+    insist: bool = True,
 ) -> tuple[NodeFacts, ...]:
     """The partition's nodes that have GPUs, or those of them in ``chosen`` when it is not empty.
 
-    Raises ClusterError when there is none: an answer that would end every job's plan is not
-    believed.
+    Raises ClusterError when there is none and ``insist``: an answer that would end every job's
+    plan is not believed.
     """
     inside = [node for node in facts if partition in node.partitions]
     kept = [node for node in inside if not chosen or node.name in chosen]
     kept = [node for node in kept if gpu_type_of(node) is not None]
-    if not kept:
+    if not kept and insist:
         which = f" among {hostlist.compress(sorted(chosen))}" if chosen else ""
         raise ClusterError(
             f"Slurm shows no GPU node of partition {partition!r}{which} "
@@ -115,23 +122,49 @@ def node_values(
     ``reserved`` are the nodes of our reservation, None when the controller keeps none; ``near``
     tells the socket of each GPU.
     """
-    nodes = []
-    for node in facts:
-        mine = not node.reserved if reserved is None else node.name in reserved
-        ours_alone = not runs_others(node, ours.get(node.name, Resources()))
-        total = _total(node)
-        nodes.append(
-            Node(
-                name=node.name,
-                gpu_type=gpu_type_of(node) or UNTYPED,
-                total=total,
-                capacity=total if node.usable and mine and ours_alone else Resources(),
-                sockets=max(1, node.sockets),
-                threads_per_core=max(1, node.threads_per_core),
-                gpu_sockets=near(node),
-            )
+    return NodeMemory(near).values(facts, ours=ours, reserved=reserved)
+
+
+class NodeMemory:
+    """``node_values`` time after time: what was made of the same facts is the same object."""
+
+    def __init__(self, near: Callable[[NodeFacts], tuple[int, ...]] = lambda node: ()) -> None:
+        self._near = near
+        self._known: dict[str, tuple[NodeFacts, Resources, bool, Node]] = {}
+
+    def values(
+        self,
+        facts: Iterable[NodeFacts],
+        *,
+        ours: Mapping[str, Resources],
+        reserved: Collection[str] | None,
+    ) -> tuple[Node, ...]:
+        """See ``node_values``."""
+        before, self._known = self._known, {}
+        for node in facts:
+            mine = not node.reserved if reserved is None else node.name in reserved
+            held = ours.get(node.name, _NOTHING)
+            known = before.get(node.name)
+            if known is None or not _is(known[0], node) or known[1:3] != (held, mine):
+                known = (node, held, mine, self._value(node, held, mine))
+            self._known[node.name] = known
+        return tuple(known[3] for known in self._known.values())
+
+    def _value(self, node: NodeFacts, held: Resources, mine: bool) -> Node:
+        total, ours_alone = _total(node), not runs_others(node, held)
+        return Node(
+            name=node.name,
+            gpu_type=gpu_type_of(node) or UNTYPED,
+            total=total,
+            capacity=total if node.usable and mine and ours_alone else _NOTHING,
+            sockets=max(1, node.sockets),
+            threads_per_core=max(1, node.threads_per_core),
+            gpu_sockets=self._near(node),
         )
-    return tuple(nodes)
+
+
+def _is(one: NodeFacts, other: NodeFacts) -> bool:
+    return one is other or one == other
 
 
 def node_needs(

@@ -22,6 +22,7 @@ __all__ = [
     "Request",
     "array_name",
     "build_job",
+    "elasticity_of",
     "is_held",
     "is_overdue",
     "is_passed_through",
@@ -47,7 +48,8 @@ class Request:
 
     ``gpus_per_node`` GPUs on each of ``nodes`` nodes, ``gpu_type`` "" for any, and joined with "+"
     when there are several to choose from. ``time_limit_s`` is the limit at submission, None for
-    none; it holds for all runs of the job together.
+    none; it holds for all runs of the job together. ``elastic`` tells that the job was admitted as
+    one whose GPUs may change: its tasks are no fixed number per node.
     """
 
     wrapped: bool
@@ -58,6 +60,7 @@ class Request:
     cpus_per_task: int
     mem_mib_per_node: int
     time_limit_s: float | None = None
+    elastic: bool = False
 
     @property
     def gpu_types(self) -> tuple[str, ...]:
@@ -107,6 +110,7 @@ def read_mark(admin_comment: str) -> Request | None:
         cpus_per_task=numbers["cpt"],
         mem_mib_per_node=numbers["mem"],
         time_limit_s=limit_min * MINUTE_S or None,
+        elastic=values.get("elastic") == "yes",
     )
 
 
@@ -151,6 +155,7 @@ def build_job(
         samples = float(hints.epochs * profile.pipeline.samples_per_epoch)
     types = request.gpu_types or tuple(hints.gpu_types or ())
     least = hints.min_mem_mib if hints.min_mem_mib is not None else request.mem_mib_per_node
+    elasticity = elasticity_of(request, hints)
     job = Job(
         job_id=facts.job_id,
         user=facts.user,
@@ -160,18 +165,35 @@ def build_job(
         gpus=request.gpus_per_node * request.nodes,
         nodes=request.nodes,
         gpu_types=types,
-        tasks_per_node=max(1, request.tasks_per_node),
+        tasks_per_node=_tasks_per_node(request, elasticity),
         min_mem_mib_per_node=least,
-        elasticity=hints.elastic or Elasticity.RIGID,
+        elasticity=elasticity,
         min_gpus=hints.min_gpus,
         max_gpus=hints.max_gpus,
         scale_unit=hints.scale_unit or 1,
+        batch=hints.batch,
         preemptible=request.wrapped,
         wrapped=request.wrapped,
         total_samples=samples,
         time_limit_s=limit_in_record(facts.time_limit_s),
     )
     return job, hints
+
+
+def elasticity_of(request: Request, hints: Hints) -> Elasticity:
+    """What of the job's GPUs may change: what its hints say, if it was admitted as such a job.
+
+    Others (a hint given too late, a script without the wrapper, an older mark) have tasks that
+    Slurm cannot change any more, or nothing that would start others.
+    """
+    wish = hints.elastic or Elasticity.RIGID
+    return wish if request.elastic and request.wrapped else Elasticity.RIGID
+
+
+def _tasks_per_node(request: Request, elasticity: Elasticity) -> int:
+    if not request.tasks_per_node and elasticity is not Elasticity.RIGID:
+        return request.gpus_per_node  # the number of ranks follows the GPUs
+    return max(1, request.tasks_per_node)
 
 
 def waits_on(facts: JobFacts, now_s: float) -> Reason | None:
@@ -223,7 +245,9 @@ def is_overdue(facts: JobFacts, now_s: float) -> bool:
 
 def is_passed_through(facts: JobFacts) -> bool:
     """Whether job_submit.lua left the job to Slurm, as the site wished (salloc, srun, het jobs)."""
-    return _PASSED.search(facts.admin_comment) is not None
+    # The word first: a queue of thousands is asked at each reading.
+    text = facts.admin_comment
+    return "synergy:pass=" in text and _PASSED.search(text) is not None
 
 
 def is_held(facts: JobFacts) -> bool:

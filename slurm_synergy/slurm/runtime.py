@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-__all__ = ["MINUTE_S", "NO_LIMIT_S", "RunTime", "limit_in_record"]
+__all__ = ["MINUTE_S", "NO_LIMIT_S", "RunTime", "Served", "limit_in_record"]
 
 MINUTE_S = 60.0
 NO_LIMIT_S = 365 * 86_400.0
@@ -25,6 +25,45 @@ NO_LIMIT_S = 365 * 86_400.0
 def limit_in_record(limit_s: float | None) -> float | None:
     """A record's limit in seconds; None for none."""
     return None if limit_s is None or limit_s >= NO_LIMIT_S else limit_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """For how long an elastic job ran, which its service in GPU-seconds alone does not tell.
+
+    ``ran_s`` seconds of runs had brought it ``service_gpu_s`` when a run on ``gpus`` GPUs began,
+    which has not ended since or is the last one. Remembered before each start; a start that came to
+    nothing has brought no service, so that what it remembered does no harm.
+    """
+
+    ran_s: float = 0.0
+    service_gpu_s: float = 0.0
+    gpus: int
+
+    @classmethod
+    def from_memory(cls, memory: Mapping[str, object], gpus: int) -> Served:
+        """What ``to_memory`` left; without anything all of it was on ``gpus`` GPUs."""
+        value = memory.get("served")
+        if not isinstance(value, Mapping):
+            return cls(gpus=gpus)
+        return cls(
+            ran_s=float(value["ran_s"]),
+            service_gpu_s=float(value["service_gpu_s"]),
+            gpus=int(value["gpus"]),
+        )
+
+    def to_memory(self) -> Mapping[str, object]:
+        """As JSON for ``from_memory``."""
+        return asdict(self)
+
+    def ran_until_s(self, service_gpu_s: float) -> float:
+        """Seconds of all runs, when their service is ``service_gpu_s`` by now."""
+        return self.ran_s + max(0.0, service_gpu_s - self.service_gpu_s) / self.gpus
+
+    def restart(self, service_gpu_s: float, gpus: int) -> Served:
+        """What to remember for a run on ``gpus`` GPUs that begins with that service."""
+        ran_s = self.ran_until_s(service_gpu_s)
+        return Served(ran_s=ran_s, service_gpu_s=service_gpu_s, gpus=gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from slurm_synergy.core.hints import Hints
-from slurm_synergy.core.model import Job, Profile, Reason
+from slurm_synergy.core.model import Elasticity, Job, Profile, Reason
 from slurm_synergy.errors import HintError, ModelError
-from slurm_synergy.slurm.facts import JobFacts
+from slurm_synergy.slurm.access import Access
+from slurm_synergy.slurm.facts import JobFacts, NodeFacts
 from slurm_synergy.slurm.request import (
     Request,
     build_job,
@@ -18,7 +19,7 @@ from slurm_synergy.slurm.request import (
     request_of_record,
     unplannable,
 )
-from slurm_synergy.slurm.runtime import RunTime
+from slurm_synergy.slurm.runtime import RunTime, Served
 
 __all__ = ["JobView", "JobViews", "RequestMemory"]
 
@@ -57,22 +58,37 @@ class JobView:
 class JobViews:
     """Views by job id. ``memory`` keeps what starts and requeues overwrite in the records."""
 
-    def __init__(self, memory: RequestMemory, profile_of: Callable[[str], Profile | None]) -> None:
+    def __init__(
+        self,
+        memory: RequestMemory,
+        profile_of: Callable[[str], Profile | None],
+        access: Access | None = None,
+    ) -> None:
         self._memory, self._profile_of = memory, profile_of
-        self._views: dict[int, tuple[tuple[object, ...], JobView]] = {}
+        self._access = access or Access()
+        self._views: dict[int, tuple[tuple[object, ...], JobView, JobFacts]] = {}
+
+    def on(self, nodes: Iterable[NodeFacts]) -> None:
+        """The pool as it is now: what GPUs a job may have depends on it."""
+        access = self._access.on(nodes)
+        if access is not self._access:
+            self._access, self._views = access, {}
 
     def view(self, facts: JobFacts) -> JobView:
         """The view of a record; a record that cannot be read has a ``problem``, never an error."""
+        known = self._views.get(facts.job_id)
+        if known is not None and known[2] is facts:
+            return known[1]
         key = (
-            *(facts.comment, facts.admin_comment, facts.name, facts.time_limit_s),
+            *(facts.comment, facts.admin_comment, facts.name, facts.time_limit_s, facts.account),
             # The last member of an array takes the record over that stood for the waiting ones.
             facts.array_task_id,
         )
-        known = self._views.get(facts.job_id)
         if known is not None and known[0] == key:
+            self._views[facts.job_id] = (key, known[1], facts)
             return known[1]
         view = self._make_view(facts)
-        self._views[facts.job_id] = (key, view)
+        self._views[facts.job_id] = (key, view, facts)
         if view.problem:
             _LOG.warning("job %d: %s", facts.job_id, view.problem.text)
         return view
@@ -94,6 +110,7 @@ class JobViews:
                 else:
                     request = Request.from_json(shape)
             job, hints = build_job(facts, request, self._profile_of)
+            job = self._access.bounded(job, facts)
         except (HintError, ModelError) as err:
             job, problem = unplannable(facts, err)
             return JobView(job=job, hints=Hints(), problem=problem)
@@ -110,6 +127,24 @@ class JobViews:
             memory = {"submitted_s": facts.submit_s, "shape": shape}
             self._memory.remember_request(facts.job_id, memory)
         return memory
+
+    def ran_s(self, job: Job, service_gpu_s: float) -> float:
+        """For how long the job ran so far, over all its runs, in seconds."""
+        if job.elasticity is Elasticity.RIGID:
+            return service_gpu_s / job.gpus
+        return self._served(job).ran_until_s(service_gpu_s)
+
+    def starts_on(self, job: Job, gpus: int, service_gpu_s: float) -> None:
+        """An elastic job is about to start on ``gpus`` GPUs: see that ``ran_s`` stays right."""
+        if job.elasticity is Elasticity.RIGID:
+            return
+        before = self._served(job)
+        served = before.restart(service_gpu_s, gpus)
+        if served != before:
+            self._memory.update_request(job.job_id, {"served": served.to_memory()})
+
+    def _served(self, job: Job) -> Served:
+        return Served.from_memory(self._memory.request(job.job_id) or {}, job.gpus)
 
     def limit_next_run(self, facts: JobFacts, ran_s: float) -> float | None:
         """The limit to set for the job's next run, after ``ran_s`` seconds of earlier ones.

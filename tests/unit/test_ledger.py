@@ -285,6 +285,25 @@ def test_a_newer_format_is_refused(state_dir: Path, clock: ManualClock) -> None:
         Ledger(state_dir, clock=clock)
 
 
+def test_a_ledger_of_the_release_before_is_brought_up(state_dir: Path, clock: ManualClock) -> None:
+    with Ledger(state_dir, clock=clock) as ledger:
+        ledger.save_leases([stored(1)])
+    with sqlite3.connect(state_dir / "ledger.sqlite") as db:
+        db.execute("ALTER TABLE jobs DROP COLUMN profile_key")
+        db.execute("PRAGMA user_version = 1")
+    db.close()
+    for _ in range(2):
+        with Ledger(state_dir, clock=clock) as ledger:
+            assert ledger.load_leases() == (stored(1),)
+    with Ledger(state_dir, clock=clock) as ledger:
+        assert ledger.read()[1].profile_key == ""
+        ledger.set_profile_key(1, "u1-run-2")
+        ledger.set_profile_key(7, "of no job")
+    with Ledger(state_dir, clock=clock) as ledger:
+        assert ledger.read()[1].profile_key == "u1-run-2"
+        assert list(ledger.read()) == [1]
+
+
 def test_a_file_locked_by_another_program_is_reported(
     state_dir: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,3 +389,43 @@ def test_the_journal_is_rotated_and_old_files_go(tmp_path: Path) -> None:
     assert all(file.stat().st_size <= 1024 * 1024 for file in tmp_path.iterdir())
     records = [line for file in tmp_path.iterdir() for line in file.read_text().splitlines()]
     assert all(json.loads(record)["round"] == 4 for record in records)
+
+
+def test_records_of_which_nothing_was_written_stay_the_same_objects(
+    state_dir: Path, clock: ManualClock
+) -> None:
+    with Ledger(state_dir, clock=clock) as ledger:
+        for job_id in (1, 2, 3):
+            ledger.remember_request(job_id, {"gpn": job_id})
+        ledger.save_leases([stored(3, gpus=2)])
+        first = ledger.read()
+        clock.advance(10)
+        ledger.next_round()
+        ledger.save_progress(2, done_samples=5.0, samples_per_s=1.0, step=1)
+        second = ledger.read()
+        assert second[1] is first[1]
+        assert (first[2].done_samples, second[2].done_samples) == (0.0, 5.0)
+        # Who holds something is served, but its lease need not be read anew.
+        assert second[3].attained_service_gpu_s == first[3].attained_service_gpu_s + 20.0
+        assert second[3].lease is first[3].lease
+        ledger.end_lease(3)
+        assert ledger.read()[3].lease is None
+        ledger.forget_job(1)
+        assert list(ledger.read()) == [2, 3]
+
+
+def test_a_profile_stays_the_same_object_until_another_is_written(
+    state_dir: Path, clock: ManualClock
+) -> None:
+    with Ledger(state_dir, clock=clock) as ledger:
+        assert ledger.profile("a") is None
+        ledger.save_profile(Profile(key="a", sample_count=1))
+        first = ledger.profile("a")
+        ledger.next_round()
+        assert first is not None
+        assert ledger.profile("a") is first
+        ledger.save_profile(Profile(key="a", sample_count=2))
+        assert ledger.profile("a") == Profile(key="a", sample_count=2)
+        for number in range(5000):  # users may make up as many keys as they like
+            ledger.profile(f"made-up-{number}")
+        assert ledger.profile("a") == Profile(key="a", sample_count=2)

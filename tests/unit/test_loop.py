@@ -14,11 +14,13 @@ from fake_slurm import FakeSlurm
 from manual_clock import ManualClock
 
 from slurm_synergy.config import Settings
+from slurm_synergy.controller import loop
 from slurm_synergy.controller.leases import LeaseBook
 from slurm_synergy.controller.ledger import Ledger
 from slurm_synergy.controller.loop import Loop, Parts
 from slurm_synergy.controller.status import StatusView
-from slurm_synergy.core.model import Reason, ReasonCode
+from slurm_synergy.core.model import JobStatus, Reason, ReasonCode
+from slurm_synergy.core.snapshot import status_of
 from slurm_synergy.errors import (
     ClusterError,
     LedgerError,
@@ -250,3 +252,26 @@ def test_an_unusable_ledger_ends_it(world: World) -> None:
     world.ledger.draining = breaking(LedgerError("disk full"))  # type: ignore[method-assign,assignment]
     with pytest.raises(LedgerError):
         world.turn()
+
+
+def test_rounds_take_over_what_has_not_changed_but_not_for_ever(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = [world.slurm.submit(gpus=8) for _ in range(4)][-1]
+
+    def status() -> JobStatus:
+        world.slurm.submit(dependency="afterok:1")  # something new makes a round due
+        world.turn()
+        world.turn()
+        assert world.loop.last is not None
+        return status_of(world.loop.last.snapshot)[waiting]
+
+    for _ in range(3):
+        world.turn()
+        world.slurm.schedule()
+    first = status()
+    assert status() is first
+    monkeypatch.setattr(loop, "_KNOWN_FOR_ROUNDS", 1)
+    assert status() is first
+    assert status() is not first
+    assert status() == first

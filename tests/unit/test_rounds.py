@@ -10,6 +10,8 @@ import pytest
 from builders import Harness, job, node, profile
 
 from slurm_synergy.cluster import Outcome, Stop
+from slurm_synergy.controller import rounds
+from slurm_synergy.controller.codec import encode
 from slurm_synergy.controller.explaining import explain_round
 from slurm_synergy.controller.journal import Journal
 from slurm_synergy.controller.replaying import replay
@@ -17,12 +19,13 @@ from slurm_synergy.controller.rounds import (
     JOURNAL_VERSION,
     Became,
     Damage,
+    JobTexts,
     Round,
     last_round,
     read_rounds,
     round_as_line,
 )
-from slurm_synergy.core.model import Reason, ReasonCode
+from slurm_synergy.core.model import Job, Reason, ReasonCode
 from slurm_synergy.errors import LedgerError
 from slurm_synergy.mechanisms import MECHANISMS
 from slurm_synergy.policies import POLICIES
@@ -190,3 +193,30 @@ def test_why_a_job_was_stopped_is_explained_from_the_record() -> None:
     assert found.reason is not None
     assert found.rank is not None
     assert found.summary.startswith("is being stopped: ")
+
+
+def test_a_line_is_the_same_whether_texts_are_taken_over_or_not() -> None:
+    texts = JobTexts()
+    for record in played(4):
+        again = replace(record, took_s={"total": 1.0})
+        for one in (record, again):
+            line = round_as_line(one, texts)
+            assert line == round_as_line(one)
+            assert json.loads(line)["snapshot"] == json.loads(
+                json.dumps(encode(one.snapshot), allow_nan=False)
+            )
+
+
+def test_a_job_that_has_not_changed_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, texts = played(1)[0], JobTexts()
+    round_as_line(first, texts)
+    written: list[object] = []
+    monkeypatch.setattr(rounds, "encode", lambda value: written.append(value) or encode(value))
+    changed = replace(first.snapshot.jobs[0], restarts=7)
+    line = round_as_line(
+        replace(first, snapshot=replace(first.snapshot, jobs=(changed, *first.snapshot.jobs[1:]))),
+        texts,
+    )
+    told = [one for one in written if isinstance(one, Job)]
+    assert told == [changed.job]
+    assert json.loads(line)["snapshot"]["jobs"][0]["restarts"] == 7

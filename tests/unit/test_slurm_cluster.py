@@ -11,7 +11,7 @@ import pytest
 from fake_slurm import Crash, FakeSlurm
 from slurm_world import MakeWorld, World, make_world, world
 
-from slurm_synergy.cluster import Start
+from slurm_synergy.cluster import Resize, Start
 from slurm_synergy.core.catalogue import CATALOGUE
 from slurm_synergy.core.model import Elasticity, Enforcement, JobPhase, Reason, ReasonCode
 from slurm_synergy.core.resources import Resources
@@ -312,6 +312,38 @@ def test_a_job_that_does_not_start_in_time_is_held_again(world: World) -> None:
     assert "Licenses" in seen.blocked.text
 
 
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_begin_time_moved_during_the_start_takes_the_start_back_at_once(
+    world: World, restarts: int
+) -> None:
+    job_id = world.slurm.submit(restarts=restarts)
+    world.round()
+    begin_s = world.clock.now_s() + 3600
+    world.slurm.change(job_id, eligible_s=begin_s, start_s=begin_s, reason="None")
+    world.cluster.tick()
+    assert world.slurm.jobs[job_id].held is Hold.ADMIN
+    world.cluster.tick()
+    assert world.book.job_ids() == ()
+    blocked = world.seen(job_id).blocked
+    assert blocked is not None
+    # After a requeue Slurm has a begin time of its own, so that only the refusal is left.
+    words = "its begin time was moved by 3600 s" if restarts else "begins 3600 s from now"
+    assert words in blocked.text
+    other = world.slurm.submit(gpus=8)
+    world.round()
+    assert world.slurm.jobs[other].priority == 1
+
+
+def test_the_clock_of_another_machine_takes_no_start_back(world: World) -> None:
+    job_id = world.slurm.submit()
+    world.round()
+    ahead_s = world.clock.now_s() + 60
+    world.slurm.change(job_id, eligible_s=ahead_s, start_s=None)
+    world.cluster.tick()
+    assert world.slurm.jobs[job_id].priority == 1
+    assert world.book.job_ids() == (job_id,)
+
+
 def test_a_running_job_is_held_and_a_stopped_one_requeued_when_its_time_is_over(
     world: World,
 ) -> None:
@@ -511,3 +543,77 @@ def test_a_reservation_that_cannot_be_made_says_what_is_missing(make_world: Make
     slurm.break_at = {1: denied}
     with pytest.raises(ClusterError, match=r"operator, or set pool\.reservation: false"):
         make_world(slurm)
+
+
+def test_a_waiting_job_and_a_node_of_which_nothing_has_changed_stay_the_same_objects(
+    world: World,
+) -> None:
+    plain = world.slurm.submit(gpus=8)
+    later = world.slurm.submit(gpus=8, eligible_s=world.clock.now_s() + 60)
+    first = world.cluster.look()
+    again = world.cluster.look()
+    assert [one is other for one, other in zip(again.jobs, first.jobs, strict=True)] == [True] * 2
+    assert [one is other for one, other in zip(again.nodes, first.nodes, strict=True)] == [True] * 2
+    # Why a job is blocked also depends on the time and on what failed before.
+    world.clock.advance(30)
+    blocked = world.seen(later).blocked
+    assert blocked is not None and "begins 30 s from now" in blocked.text
+    world.clock.advance(31)
+    assert world.seen(later).blocked is None
+    world.slurm.break_at[len(world.slurm.calls) + 2] = ClusterError("no")
+    world.round()
+    refused = next(one for one in world.cluster.look().jobs if one.blocked)
+    assert refused.blocked is not None and refused.blocked.code is ReasonCode.START_REFUSED
+    world.clock.advance(6)
+    assert world.seen(refused.job.job_id).blocked is None
+    world.slurm.change(plain, comment="synergy:samples=70,elastic=scale")
+    changed = world.seen(plain).job
+    assert changed.total_samples == 70
+    assert changed.elasticity is Elasticity.RIGID, "it was not admitted as an elastic one"
+    world.slurm.foreign["v100-1"] = 1
+    capacity = {node.name: node.capacity.gpus for node in world.cluster.look().nodes}
+    assert capacity == {"v100-1": 0, "v100-2": 8}
+
+
+def test_a_job_that_started_and_waits_again_is_seen_as_what_it_is(world: World) -> None:
+    job_id = world.slurm.submit()
+    before = world.slurm.jobs[job_id]
+    assert world.seen(job_id).phase is JobPhase.PENDING
+    world.step()
+    assert world.seen(job_id).phase is JobPhase.RUNNING
+    # Slurm shows the very record again: a start that was taken back.
+    world.book.end(job_id)
+    world.slurm.jobs[job_id] = before
+    assert world.seen(job_id).phase is JobPhase.PENDING
+
+
+def test_resizes_together_tell_of_each_what_became_of_it(world: World) -> None:
+    jobs = [world.slurm.submit(gpus=4) for _ in range(3)]
+    world.step()
+    leases = [world.book.lease(job_id) for job_id in jobs]
+
+    def smaller(job_id: int, cpus: int, gpus: int = 4) -> Resize:
+        lease = leases[job_id - 1]
+        assert lease is not None
+        share = replace(lease.placement.shares[0][1], cpus=cpus, gpus=gpus)
+        return Resize(
+            job_id=job_id,
+            placement=replace(lease.placement, shares=((lease.placement.nodes[0], share),)),
+        )
+
+    wanted = [smaller(1, 5), smaller(2, 6, gpus=2), smaller(3, 7)]
+    del world.slurm.jobs[3]
+    world.cluster.look()
+    calls = len(world.slurm.calls)
+    outcomes = world.cluster.resize_all(wanted, {})
+    assert [outcome.action for outcome in outcomes] == wanted
+    assert [outcome.done for outcome in outcomes] == [True, False, False]
+    assert [outcome.reason and outcome.reason.code for outcome in outcomes] == [
+        None,
+        ReasonCode.ACTION_FAILED,
+        ReasonCode.NOT_OURS,
+    ]
+    lease = world.book.lease(1)
+    assert lease is not None
+    assert lease.placement == wanted[0].placement
+    assert len(world.slurm.calls) == calls

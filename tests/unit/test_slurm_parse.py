@@ -7,6 +7,7 @@ values of the captured JSON output from which the text of ``squeue -O`` is put t
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -321,3 +322,57 @@ def test_nothing_there_and_no_answer_are_told_apart() -> None:
 )
 def test_captured_error_texts_are_classified(text: str, kind: str) -> None:
     assert classify(text) == kind
+
+
+@every_version
+def test_a_record_that_has_not_changed_is_not_parsed_again(version: str) -> None:
+    memory, rows = parse_jobs.JobMemory(), rows_of(version)
+    text = read(version, "scontrol_d_show_job_o")
+
+    def reading() -> dict[int, JobFacts]:
+        identities = parse_jobs.parse_identities(squeue_text(rows), MARK, memory)
+        records = parse_jobs.parse_jobs(text, identities, memory=memory)
+        assert records.unresolved == ()
+        assert {job.job_id: job for job in records.jobs} == {
+            job.job_id: job for job in parse_jobs.parse_jobs(text, identities).jobs
+        }
+        return {job.job_id: job for job in records.jobs}
+
+    first = reading()
+    assert first == jobs_of(version)
+    again = reading()
+    assert all(again[job_id] is first[job_id] for job_id in first)
+    # The clock of a running job goes on.
+    before = text
+    text = re.sub(r"RunTime=(?!00:00:00)\S+", "RunTime=9-09:09:09", text)
+    assert text != before
+    again = reading()
+    assert all(again[job_id] is first[job_id] for job_id in first)
+    # Slurm's part, and the owner's.
+    text = re.sub(r"(JobId=17 .*) TimeLimit=\S+", r"\1 TimeLimit=3-00:00:00", text)
+    next(row for row in rows if str(row["JobId"]) == "26")["Comment"] = "another"
+    again = reading()
+    assert {job_id for job_id in first if again[job_id] is not first[job_id]} == {17, 26}
+    assert (again[17].time_limit_s, again[26].comment) == (3 * 86_400.0, "another")
+
+
+@every_version
+def test_a_node_of_which_only_the_load_has_changed_is_not_parsed_again(version: str) -> None:
+    memory, text = parse.NodeTexts(), read(version, "scontrol_d_show_node_o")
+    first = parse.parse_nodes(text, memory)
+    assert first == parse.parse_nodes(text)
+    busier = re.sub(r"CPULoad=\S+", "CPULoad=77.7", text)
+    busier = re.sub(r"FreeMem=\S+", "FreeMem=1", busier)
+    assert busier != text
+    assert all(
+        one is other for one, other in zip(parse.parse_nodes(busier, memory), first, strict=True)
+    )
+    name = first[0].name
+    drained = re.sub(rf"(NodeName={name} .*?State=)\w+", r"\1DOWN", busier)
+    last = parse.parse_nodes(drained, memory)
+    assert (last[0].state, last[1:]) == ("DOWN", first[1:])
+    reasons = [f"{drained.splitlines()[0]} Reason=for FreeMem={mib}\n" for mib in (1, 2)]
+    assert [parse.parse_nodes(one, memory)[0].reason[-9:] for one in reasons] == [
+        "FreeMem=1",
+        "FreeMem=2",
+    ]

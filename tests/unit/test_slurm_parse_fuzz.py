@@ -19,7 +19,12 @@ from slurm_synergy.slurm import parse
 from slurm_synergy.slurm.facts import GpuForm, Hold, JobFacts, JobState, NodeFacts
 from slurm_synergy.slurm.fields import as_null
 from slurm_synergy.slurm.json_jobs import parse_json_jobs
-from slurm_synergy.slurm.parse_jobs import JobIdentity, parse_identities, parse_jobs
+from slurm_synergy.slurm.parse_jobs import (
+    JobIdentity,
+    JobMemory,
+    parse_identities,
+    parse_jobs,
+)
 from slurm_synergy.slurm.sdiag import parse_diag
 
 SOME = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -119,6 +124,25 @@ def test_texts_of_one_job_change_nothing_of_another(name: str, comment: str, job
         assert (mine.state, mine.user, mine.uid) == (JobState.RUNNING, "alice", 2001)
         # Nothing but blanks, or one of Slurm's words for nothing, is no comment.
         assert (mine.name, mine.comment, mine.held) == (name, as_null(comment) or "", Hold.NONE)
+
+
+@given(named=st.lists(st.tuples(user_texts, user_texts), min_size=2, max_size=4))
+@settings(SOME, max_examples=25)
+def test_what_is_remembered_of_a_reading_changes_nothing_of_the_next(
+    named: list[tuple[str, str]],
+) -> None:
+    """Job 17 is called and says something else at each reading, and the same at every second."""
+    version, memory = "24.11.5", JobMemory()
+    plain, old = answer(version, "scontrol_d_show_job_o").stdout, jobs_before(version)[17]
+    for name, comment in [*named, *named]:
+        rows, text = rows_of(version), plain
+        text = text.replace(f"JobName={old.name} ", f"JobName={name or 'x'} ", 1)
+        text = text.replace(f"Comment={old.comment}", f"Comment={comment}", 1)
+        for row in rows:
+            if str(row["JobId"]) == "17":
+                row["Name"], row["Comment"] = name or "x", comment
+        identities = parse_identities(squeue_text(rows), MARK, memory)
+        assert parse_jobs(text, identities, memory=memory) == parse_jobs(text, identities)
 
 
 def _told_by_slurm(job: JobFacts) -> JobFacts:

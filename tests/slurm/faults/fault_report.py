@@ -111,6 +111,7 @@ def document(rows: Sequence[Row], release: str) -> str:
         ("test_faults_controller", "The controller and its services"),
         ("test_faults_slurm", "Slurm, its nodes, and its admins"),
         ("test_faults_jobs", "Users, checkpoints, ranks"),
+        ("test_faults_elastic", "Jobs whose GPUs change"),
     ):
         parts.append(f"## {title}\n\nTests in `tests/slurm/faults/{file}.py`.\n")
         parts.append("| broken | what happens | what is seen | recovery (s) | test |")

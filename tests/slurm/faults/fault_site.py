@@ -62,13 +62,18 @@ class FaultyController(ControllerProcess):
 
     fault = ""
     fault_runs: Sequence[str] = ()
+    script: Path | None = None
+    """Decisions come from this file, see ``scripted_daemon.py``; None: from the policy."""
 
     def command(self, *options: str) -> list[str]:
         """See ``ControllerProcess``."""
-        if not self.fault:
+        if not self.fault and self.script is None:
             return super().command(*options)
-        script = [sys.executable, str(HERE / "faulty_daemon.py")]
-        point = [f"SYNERGY_FAULT_AT={self.fault}", f"SLURM_CONF={self.cluster.conf_path}"]
+        program = "scripted_daemon.py" if self.script else "faults/faulty_daemon.py"
+        script = [sys.executable, str(HERE.parent / program)]
+        point = [f"SLURM_CONF={self.cluster.conf_path}"]
+        point += [f"SYNERGY_FAULT_AT={self.fault}"] if self.fault else []
+        point += [f"SYNERGY_SCRIPT={self.script}"] if self.script else []
         if self.fault_runs:
             point.append(f"SYNERGY_FAULT_RUNS={json.dumps(list(self.fault_runs))}")
         return ["env", *point, *script, "--config", str(self.config), *options]

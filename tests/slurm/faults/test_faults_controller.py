@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 from fault_network import Relay, skewed_library
@@ -47,7 +48,7 @@ SCENES: dict[str, Callable[[Site], list[Trainee]]] = {
 
 def intents(site: Site) -> set[str]:
     """The kinds of action that the dead controller has left unconfirmed."""
-    with sqlite3.connect(site.daemon.home / "state" / "ledger.sqlite") as db:
+    with closing(sqlite3.connect(site.daemon.home / "state" / "ledger.sqlite")) as db, db:
         rows = db.execute("SELECT json_extract(action, '$.kind') FROM intents").fetchall()
     db.close()
     return {kind for (kind,) in rows}
@@ -59,7 +60,7 @@ def row(point: str, kind: str, where: str, **more: object) -> object:
         happens="jobs run on; the next controller reads Slurm, repeats what is still wanted, and "
         "repairs nothing blindly",
         seen=f"its log: `job N: {kind} of round R was not confirmed`"
-        if point.startswith(("intend", "applied"))
+        if point.startswith(("intend", "applied", "written"))
         else "nothing but the start of the next controller in its log",
         **more,
     )
@@ -86,6 +87,12 @@ def row(point: str, kind: str, where: str, **more: object) -> object:
             "call:reshape",
             "start",
             "in a Start, after the job's shape was written to Slurm",
+            everywhere=False,
+        ),
+        row(
+            "written:resizes",
+            "resize",
+            "after the leases of all Resizes of a round were written, before any task was told",
             everywhere=False,
         ),
         row("lease:grant", "start", "in a Start, after the lease was granted, before the release"),

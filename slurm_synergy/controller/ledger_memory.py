@@ -1,0 +1,96 @@
+"""Values made of rows of the ledger, kept for as long as the row stays the same.
+
+A reading of 5,000 jobs decodes only what has changed; what has not is the very object of the
+reading before, by which a round knows that nothing of a job has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from slurm_synergy.cluster import Record
+from slurm_synergy.core.model import Lease, Profile, Reason
+
+__all__ = ["RECORD_COLUMNS", "ProfileMemory", "RecordMemory"]
+
+RECORD_COLUMNS = "job_id, lease, holds_since_s, stopping, done_samples, attained_gpu_s, profile_key"
+"""What a record is made of, in the order in which ``RecordMemory`` takes it."""
+
+_MOST_KEYS = 4096
+
+
+class RecordMemory:
+    """Records by job id. ``decode`` makes a value of a type from its text, or raises."""
+
+    def __init__(self, decode: Callable[[Any, str], Any]) -> None:
+        self._decode = decode
+        self._known: dict[int, tuple[tuple[Any, ...], Record]] = {}
+
+    def records(self, rows: Iterable[tuple[Any, ...]], now_s: float) -> dict[int, Record]:
+        """Of rows of ``RECORD_COLUMNS``. Attained service includes the lease in force, to now."""
+        before, now = self._known, dict[int, tuple[tuple[Any, ...], Record]]()
+        found = {}
+        for row in rows:
+            job_id = row[0]
+            known = before.get(job_id)
+            if known is None or known[0] != row:
+                known = (row, self._made(row, known))
+            now[job_id], found[job_id] = known, _now(known[1], row, now_s)
+        self._known = now
+        return found
+
+    def _made(self, row: tuple[Any, ...], known: tuple[tuple[Any, ...], Record] | None) -> Record:
+        job_id, lease, _, stopping, done_samples, attained_gpu_s, profile_key = row
+        if known is not None and known[0][1] == lease:
+            held = known[1].lease
+        else:
+            held = self._decode(Lease, lease) if lease else None
+        return Record(
+            job_id=job_id,
+            lease=held,
+            stopping=self._decode(Reason, stopping) if stopping else None,
+            done_samples=done_samples,
+            attained_service_gpu_s=float(attained_gpu_s),
+            profile_key=profile_key,
+        )
+
+
+def _now(record: Record, row: tuple[Any, ...], now_s: float) -> Record:
+    holds_since_s = row[2]
+    if record.lease is None or holds_since_s is None:
+        return record
+    held_gpu_s = record.lease.placement.gpus * max(0.0, now_s - float(holds_since_s))
+    return replace(record, attained_service_gpu_s=record.attained_service_gpu_s + held_gpu_s)
+
+
+class ProfileMemory:
+    """Profiles by key, asked for again only after something was written.
+
+    ``ask`` finds the text of a profile, None where none is kept; ``make`` reads it.
+    """
+
+    def __init__(self, ask: Callable[[str], str | None], make: Callable[[str], Profile]) -> None:
+        self._ask, self._make = ask, make
+        self._asked_at = -1
+        self._fresh: set[str] = set()
+        self._known: dict[str, tuple[str | None, Profile | None]] = {}
+
+    def profile(self, key: str, written: int) -> Profile | None:
+        """The profile of ``key``; ``written`` is a number that every write changes."""
+        if written != self._asked_at:
+            self._asked_at = written
+            self._fresh.clear()
+        if key not in self._fresh:
+            self._look(key)
+        return self._known[key][1]
+
+    def _look(self, key: str) -> None:
+        if len(self._known) >= _MOST_KEYS:  # users make up keys
+            self._known.clear()
+            self._fresh.clear()
+        text, known = self._ask(key), self._known.get(key)
+        if known is None or known[0] != text:
+            self._known[key] = (text, None if text is None else self._make(text))
+        self._fresh.add(key)

@@ -1,0 +1,264 @@
+"""From a reading of Slurm to the observation that a round decides on.
+
+Most jobs of a long queue wait, and their records stay as they are. What was made of such a record
+is kept for as long as its facts are the very object that they were at the last reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from slurm_synergy.cluster import Observation, ObservedJob, Record
+from slurm_synergy.core.model import (
+    Enforcement,
+    Job,
+    JobPhase,
+    JobStatus,
+    Placement,
+    Reason,
+    ReasonCode,
+)
+from slurm_synergy.core.resources import Resources
+from slurm_synergy.slurm import facts as slurm_facts
+from slurm_synergy.slurm.arrays import ArrayPlan, plan_arrays
+from slurm_synergy.slurm.facts import JobFacts, JobState, NodeFacts, ReservationFacts
+from slurm_synergy.slurm.follow import Described, holds_now
+from slurm_synergy.slurm.maintenance import MaintenanceGate, ahead_of, end_s
+from slurm_synergy.slurm.pool import UNTYPED, NodeMemory, allocated, free_on
+from slurm_synergy.slurm.request import is_held, is_passed_through, waits_on
+from slurm_synergy.slurm.views import JobView, JobViews
+
+__all__ = ["Observer", "Reading"]
+
+_REQUEUED = "job_requeued"
+
+Holdings = tuple[tuple[str, Resources], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One look at queue and nodes, at ``now_s`` (epoch seconds). Jobs ascending by id."""
+
+    jobs: Mapping[int, JobFacts]
+    nodes: Mapping[str, NodeFacts]
+    now_s: float
+
+    def arrays(self) -> ArrayPlan:
+        """Which members of job arrays to split off, and which must not start."""
+        gpus = sum(sum(node.gpus.values()) for node in self.nodes.values())
+        ours = [facts for facts in self.jobs.values() if not is_passed_through(facts)]
+        return plan_arrays(ours, pool_gpus=gpus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waiting:
+    """A waiting job as it was made of its facts; ``grace_s`` is what a stop would leave it."""
+
+    facts: JobFacts
+    view: JobView
+    seen: ObservedJob
+
+
+class Observer:
+    """Makes observations. Not thread-safe.
+
+    ``refusal`` tells why a job's last start keeps it from being planned, ``default_limit_s`` is the
+    time limit of jobs that have none of their own (None: none).
+    """
+
+    def __init__(
+        self,
+        views: JobViews,
+        refusal: Callable[[JobFacts, float], Reason | None],
+        *,
+        enforcement: Enforcement,
+        default_limit_s: float | None,
+    ) -> None:
+        self._views, self._refusal = views, refusal
+        self._enforcement, self._default_limit_s = enforcement, default_limit_s
+        self._gate, self._nodes = MaintenanceGate(), NodeMemory()
+        self._held: dict[int, Holdings] = {}
+        self._waiting: dict[int, _Waiting] = {}
+        self.in_use: Mapping[str, Resources] = {}
+        """What our jobs hold or are about to, by node, as of the last observation."""
+
+    def observation(
+        self,
+        reading: Reading,
+        records: Mapping[int, Record],
+        *,
+        reserved: Sequence[str] | frozenset[str] | None,
+        others: Sequence[ReservationFacts],
+    ) -> Observation:
+        """``reserved`` are the nodes of our reservation, None when there is none to be.
+
+        ``others`` are the reservations of others.
+        """
+        jobs, starting = self._jobs(reading, records)
+        self._forget_all_but(reading.jobs)
+        nodes = self._nodes.values(reading.nodes.values(), ours=self.in_use, reserved=reserved)
+        free = {
+            node.name: free_on(
+                reading.nodes[node.name],
+                node,
+                starting.get(node.name, Resources()),
+                self._enforcement,
+            )
+            for node in nodes
+        }
+        planned, nodes = self._gate.pass_through(
+            jobs,
+            nodes,
+            ahead_of(others, reading.now_s),
+            {name: left.gpus for name, left in free.items()},
+            lambda seen: self.ends_s(
+                seen.job, _service_gpu_s(records.get(seen.job.job_id)), reading.now_s
+            ),
+            reading.now_s,
+        )
+        return Observation(nodes=nodes, jobs=planned, free=free, enforcement=self._enforcement)
+
+    def _jobs(
+        self, reading: Reading, records: Mapping[int, Record]
+    ) -> tuple[list[ObservedJob], dict[str, Resources]]:
+        """The jobs to plan with, and what those that are starting will hold, by node."""
+        jobs, starting, ours = [], dict[str, Resources](), dict[str, Resources]()
+        arrays = reading.arrays().waiting
+        for job_id, facts in reading.jobs.items():
+            record = records.get(job_id)
+            lease = record.lease if record is not None else None
+            known = self._waiting.get(job_id)
+            if known is not None and known.facts is facts and lease is None:
+                jobs.append(self._still_waiting(known, reading.now_s, arrays.get(job_id)))
+                continue
+            phase = _phase(facts, lease is not None)
+            held = self._holdings(facts)
+            _add(ours, held)
+            if phase is JobPhase.STARTING and not held and lease is not None:
+                _add(starting, tuple(lease.granted.items()) or lease.placement.shares)
+            if _is_somebody_elses(facts, phase, held):
+                continue
+            if phase is not None and (lease is not None or phase is JobPhase.PENDING or held):
+                seen = self._observed(facts, phase, held, reading.now_s)
+                waits = None if seen.blocked else arrays.get(job_id)
+                jobs.append(replace(seen, blocked=waits) if waits else seen)
+        for node, coming in starting.items():
+            ours[node] = ours.get(node, Resources()) + coming
+        self.in_use = ours
+        return jobs, starting
+
+    def _still_waiting(self, known: _Waiting, now_s: float, in_array: Reason | None) -> ObservedJob:
+        """A waiting job whose record has not changed. Why it is blocked depends on more than it."""
+        blocked = self._blocked(known.facts, known.view, now_s) or in_array
+        if blocked == known.seen.blocked:
+            return known.seen
+        seen = replace(known.seen, blocked=blocked)
+        self._waiting[known.facts.job_id] = replace(known, seen=seen)
+        return seen
+
+    def _blocked(self, facts: JobFacts, view: JobView, now_s: float) -> Reason | None:
+        return view.problem or waits_on(facts, now_s) or self._refusal(facts, now_s)
+
+    def _observed(
+        self, facts: JobFacts, phase: JobPhase, held: Holdings, now_s: float
+    ) -> ObservedJob:
+        view = self._views.view(facts)
+        blocked = None
+        if phase is JobPhase.PENDING:
+            blocked = self._blocked(facts, view, now_s)
+        elif phase is JobPhase.ENDING and not facts.reason.startswith(_REQUEUED):
+            # Slurm's text does not tell whether it comes back: do not plan for it yet.
+            strange = ", ".join(sorted(facts.flags)) if facts.state is JobState.UNKNOWN else ""
+            text = f"is in a state unknown here ({strange})" if strange else "is ending"
+            blocked = Reason(code=ReasonCode.NOT_OURS, text=text)
+        types = [part.gpu_type for part in facts.allocation if part.gpu_type]
+        seen = ObservedJob(
+            job=view.job,
+            phase=phase,
+            restarts=facts.restarts,
+            started_s=facts.start_s if facts.running else None,
+            gpu_type=types[0] if types else (UNTYPED if held else ""),
+            allocated=held,
+            cores={part.node: part.cpu_ids for part in facts.allocation},
+            held_by_us=facts.held is slurm_facts.Hold.ADMIN,
+            blocked=blocked,
+            profile_key=view.hints.profile or "",
+        )
+        if phase is JobPhase.PENDING and not held:
+            self._waiting[facts.job_id] = _Waiting(facts=facts, view=view, seen=seen)
+        return seen
+
+    def _holdings(self, facts: JobFacts) -> Holdings:
+        """What the job holds; while it ends, what it held (Slurm drops the GPU indices early)."""
+        if not holds_now(facts):
+            return ()
+        if facts.running:
+            self._held[facts.job_id] = allocated(facts)
+        return self._held.get(facts.job_id) or tuple(
+            (node, share) for node, share in allocated(facts) if share.gpus
+        )
+
+    def _forget_all_but(self, jobs: Mapping[int, JobFacts]) -> None:
+        self._views.forget_all_but(jobs.keys())
+        self._held = {job_id: self._held[job_id] for job_id in self._held.keys() & jobs}
+        self._waiting = {
+            job_id: known
+            for job_id, known in self._waiting.items()
+            if jobs.get(job_id) is known.facts
+        }
+
+    def ends_s(self, job: Job, service_gpu_s: float, now_s: float) -> float:
+        """When a job that starts now has ended at the latest, by its time limit."""
+        limit_s = self._default_limit_s if job.time_limit_s is None else job.time_limit_s
+        return end_s(now_s, limit_s, self._views.ran_s(job, service_gpu_s))
+
+    def fixed_cores(self, reading: Reading) -> dict[str, tuple[int, ...]]:
+        """Cores to which Slurm confines jobs without the wrapper, by node; all nodes are named."""
+        cores: dict[str, set[int]] = {name: set() for name in reading.nodes}
+        for facts in reading.jobs.values():
+            if facts.allocation and facts.running and not self._views.view(facts).job.wrapped:
+                for part in facts.allocation:
+                    cores.setdefault(part.node, set()).update(part.cpu_ids)
+        return {node: tuple(sorted(taken)) for node, taken in sorted(cores.items())}
+
+    def described(self, facts: JobFacts, nodes: Mapping[str, NodeFacts]) -> Described:
+        """For the adoption of a running job: its proportional share of what it holds."""
+        job, shares, kind = self._views.view(facts).job, [], UNTYPED
+        for part, (name, held) in zip(facts.allocation, allocated(facts), strict=True):
+            node = nodes.get(name)
+            kind = part.gpu_type or kind
+            cpus = held.cpus
+            if node is not None and self._enforcement.in_place and job.wrapped:
+                cpus = min(cpus, node.cpus_total * held.gpus // sum(node.gpus.values()))
+            shares.append((name, Resources(gpus=held.gpus, cpus=cpus, mem_mib=held.mem_mib)))
+        placement = Placement(job_id=facts.job_id, gpu_type=kind, shares=tuple(shares))
+        return Described(status=JobStatus(job=job), proportional=placement)
+
+
+def _is_somebody_elses(facts: JobFacts, phase: JobPhase | None, held: Holdings) -> bool:
+    """A job left to Slurm counts only while it holds GPUs; then it is in the way like any other."""
+    holds_gpus = phase is JobPhase.RUNNING and any(share.gpus for _, share in held)
+    return is_passed_through(facts) and not holds_gpus
+
+
+def _phase(facts: JobFacts, has_lease: bool) -> JobPhase | None:
+    """The cluster's view of a job; None for one that is over or about to be."""
+    if facts.completing or facts.state is JobState.UNKNOWN:
+        # A state of a newer Slurm may mean anything: keep what it holds, and touch nothing.
+        return None if facts.state.finished else JobPhase.ENDING
+    if facts.state.finished:
+        return None
+    if facts.pending:
+        begun = has_lease and not is_held(facts)
+        return JobPhase.STARTING if begun else JobPhase.PENDING
+    return JobPhase.STARTING if "CONFIGURING" in facts.flags else JobPhase.RUNNING
+
+
+def _service_gpu_s(record: Record | None) -> float:
+    return record.attained_service_gpu_s if record else 0.0
+
+
+def _add(sums: dict[str, Resources], shares: Holdings) -> None:
+    for node, share in shares:
+        sums[node] = sums.get(node, Resources()) + share
