@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import ge
+from operator import le
 
 from slurm_synergy.core.model import (
     Configuration,
@@ -42,6 +42,9 @@ Rule = Callable[[JobStatus, Node, int], Resources]
 """What a job needs on a node for a number of its GPUs, in somebody's opinion."""
 
 _FORGOTTEN_AT_LEAST = 1000
+_MOST_REACHES = 100_000
+# How often jobs are packed anew, in another order, before a job is refused.
+_TRIES = 6
 
 Step = tuple["Request", GpuLayout, Parts]
 """A job that was added, where it was put, and what it takes there."""
@@ -57,7 +60,8 @@ class Request:
     ``need`` is its floor. ``held`` is what the job holds and would like to keep, ``held_parts``
     what it takes there, ``may_stay`` whether that still is what it asks for; ``pinned`` that it
     keeps its GPUs in any case, ``frozen`` that it keeps its cores and memory as well. ``grant`` is
-    the word of a policy that grants just this, once there is one.
+    the word of a policy that grants just this, once there is one. ``reach`` counts the GPUs that
+    such jobs could take in the empty pool: the fewer, the harder it is to place.
     """
 
     job_id: int
@@ -69,6 +73,7 @@ class Request:
     pinned: bool = False
     frozen: bool = False
     grant: Grant | None = None
+    reach: int = 0
 
     @property
     def gpus(self) -> int:
@@ -78,12 +83,19 @@ class Request:
 
 def layout_of(placement: Placement) -> GpuLayout:
     """The GPU part of a placement, in rank order."""
+    if len(placement.shares) == 1:  # most jobs; a list takes twice as long
+        ((name, share),) = placement.shares
+        return placement.gpu_type, ((name, share.gpus),)
     return placement.gpu_type, tuple([(name, share.gpus) for name, share in placement.shares])
 
 
 def parts_of(pool: Pool, layout: GpuLayout, need: Need) -> Parts:
     """What ``need`` takes on ``layout``; nodes that left the pool are nobody's concern."""
     numbers, kinds = pool.number, pool.kind_of
+    if len(layout[1]) == 1:
+        ((name, gpus),) = layout[1]
+        number = numbers.get(name)
+        return [] if number is None else [(number, need.at(kinds[number], gpus))]
     return [
         (numbers[name], need.at(kinds[numbers[name]], gpus))
         for name, gpus in layout[1]
@@ -97,8 +109,12 @@ class _Lasting:
     def __init__(self, snapshot: Snapshot) -> None:
         self.pool = Pool(snapshot.nodes)
         self._needs: dict[Rule, Needs] = {}
+        self._usable = [0] * len(self.pool.kinds)
+        for node, kind in zip(self.pool.nodes, self.pool.kind_of, strict=True):
+            self._usable[kind] += node.capacity.gpus > 0
         # Of jobs that hold nothing, with what they were made from.
-        self._requests: dict[int, tuple[Job, Profile, Request]] = {}
+        self.requests: dict[int, tuple[Job, Profile, Request]] = {}
+        self._reaches: dict[tuple[Shape, Need], int] = {}
         # How the last packing into empty nodes began, in the order of the policy and by size.
         self.trail: Trail = []
         self.largest_first: Trail = []
@@ -109,8 +125,8 @@ class _Lasting:
         found = snapshot.of_nodes.get(cls)
         if not isinstance(found, cls):
             found = snapshot.of_nodes[cls] = cls(snapshot)
-        if len(found._requests) > 2 * len(snapshot.jobs) + _FORGOTTEN_AT_LEAST:
-            found._requests.clear()
+        if len(found.requests) > 2 * len(snapshot.jobs) + _FORGOTTEN_AT_LEAST:
+            found.requests.clear()
         return found
 
     def needs(self, rule: Rule) -> Needs:
@@ -119,16 +135,14 @@ class _Lasting:
             self._needs[rule] = Needs(self.pool, rule)
         return self._needs[rule]
 
-    def pending(self, status: JobStatus) -> Request | None:
-        """The request that was made for this very job while it held nothing."""
-        found = self._requests.get(status.job.job_id)
-        if found is not None and found[0] is status.job and found[1] is status.profile:
-            return found[2]
-        return None
-
-    def keep(self, status: JobStatus, request: Request) -> None:
-        """Remember the request of a job that holds nothing."""
-        self._requests[status.job.job_id] = (status.job, status.profile, request)
+    def reach(self, shape: Shape, need: Need) -> int:
+        """GPUs that such jobs could take in the empty pool, regardless of how many nodes each."""
+        found = self._reaches.get((shape, need))
+        if found is None:
+            if len(self._reaches) > _MOST_REACHES:
+                self._reaches.clear()
+            found = self._reaches[shape, need] = _reach(self.pool, self._usable, shape, need)
+        return found
 
 
 class Requests:
@@ -190,27 +204,57 @@ class Requests:
         grant = made.grant if made is not None else None
         if made is not None and grant is not None and grant.configuration is configuration:
             return made
-        shape = (job.gpus, job.nodes, job.gpu_types)
+        shape: Shape = (job.gpus, job.nodes, job.gpu_types)
         if configuration is not None:
             only = configuration.gpu_type
             types = (only,) if only else job.gpu_types
             shape = (configuration.gpus, configuration.nodes, types)
         if made is None or made.shape != shape:
             if status.lease is None:
-                made = self._lasting.pending(status)
+                kept = self._lasting.requests.get(job.job_id)
+                made = None
+                if kept is not None and kept[0] is job and kept[1] is status.profile:
+                    made = kept[2]
             if made is None or made.shape != shape:
                 made = self._make(status, shape)
                 if status.lease is None:
-                    self._lasting.keep(status, made)
+                    self._lasting.requests[job.job_id] = (job, status.profile, made)
             self._made[job.job_id] = made
         return made
+
+    def of_grant(self, grant: Grant) -> Request | None:
+        """The request of which ``grant`` is the word; None if it is that of none."""
+        made = self._made.get(grant.job_id)
+        return made if made is not None and made.grant is grant else None
+
+    def retrace(self, packer: Packer, walk: Iterable[JobStatus]) -> list[Request]:
+        """``Packer.retrace`` of the requests of ``walk``, all of jobs that hold nothing.
+
+        As ``of`` of each, but only of those that were there when the earlier packer began.
+        """
+        begun, made, kept = [], self._made, self._lasting.requests.get
+        for status, step in zip(walk, self._lasting.trail, strict=False):
+            job, request = status.job, step[0]
+            known = kept(job.job_id)
+            if (
+                known is None
+                or known[2] is not request
+                or known[0] is not job
+                or known[1] is not status.profile
+                or request.shape != (job.gpus, job.nodes, job.gpu_types)
+            ):
+                break
+            made[job.job_id] = request
+            begun.append(request)
+        return packer.retrace(begun)
 
     def _make(self, status: JobStatus, shape: Shape) -> Request:
         need = self._floors.of(status)
         job = status.job
+        reach = self._lasting.reach(shape, need)
         now = held(status)
         if now is None:
-            return Request(job_id=job.job_id, shape=shape, need=need, held_parts=[])
+            return Request(job_id=job.job_id, shape=shape, need=need, held_parts=[], reach=reach)
         layout = layout_of(now)
         frozen = keeps_all(status, now, self._usable)
         pinned = frozen or not job.preemptible
@@ -226,6 +270,7 @@ class Requests:
             may_stay=len(parts) == len(layout[1]) and _has_shape(shape, layout),
             pinned=pinned,
             frozen=frozen,
+            reach=reach,
         )
 
     def _pinned_parts(self, need: Need, now: Placement, frozen: bool) -> Parts:
@@ -247,6 +292,18 @@ class Requests:
             least = (share.gpus, min(cpus, share.cpus), min(mem_mib, share.mem_mib))
             parts.append((number, least))
         return parts
+
+
+def _reach(pool: Pool, usable: Sequence[int], shape: Shape, need: Need) -> int:
+    """``_Lasting.reach``; ``usable`` counts the usable nodes of each kind."""
+    gpus, nodes, types = shape
+    each, found = gpus // nodes if nodes else 1, 0
+    for kind, node in enumerate(pool.kinds):
+        if usable[kind] and (not types or node.gpu_type in types):
+            most = node.total
+            pairs = zip((most.gpus, most.cpus, most.mem_mib), need.at(kind, each), strict=True)
+            found += usable[kind] * each * min([has // needs for has, needs in pairs if needs])
+    return found
 
 
 def _has_shape(shape: Shape, layout: GpuLayout) -> bool:
@@ -289,6 +346,10 @@ class Packer:
         self._hopeless: set[tuple[Shape, Need]] = set()
         # Nobody has held or claimed anything so far, and nobody had to make room.
         self.is_plain = not self._claims
+        self._is_mixed = len(pool.types) > 1
+        # Added jobs that may use another GPU type as well, and their GPUs, by the type they have.
+        self._movable: dict[str, dict[int, Request]] = {}
+        self._movable_gpus: dict[str, int] = {}
         # What was added before the first refusal, while that was so.
         self.trail: Trail = []
         self._before = before
@@ -310,6 +371,7 @@ class Packer:
         added = [step[0] for step in self.trail]
         self._added = {request.job_id: request for request in added}
         self._layouts = {step[0].job_id: step[1] for step in self.trail}
+        self._count_movable()
         return added
 
     def layout(self, job_id: int) -> GpuLayout | None:
@@ -319,6 +381,29 @@ class Packer:
     def free_gpus(self, gpu_types: tuple[str, ...]) -> int:
         """Free GPUs of the allowed type (any when empty) that has most of them free."""
         return self._room.free_gpus(gpu_types)
+
+    def reachable_gpus(self, gpu_types: tuple[str, ...]) -> int:
+        """At most so many were free of one allowed type if added jobs left it for another type."""
+        free, most = self._room.free_gpus, self._room.free_gpus(gpu_types)
+        if self._movable_gpus:
+            types = [name for name, _ in self._pool.types]
+            everywhere = sum([free((name,)) for name in types])
+            for name, gpus in self._movable_gpus.items():
+                if not gpu_types or name in gpu_types:
+                    most = max(most, min(free((name,)) + gpus, everywhere))
+        return most
+
+    def _count_movable(self) -> None:
+        self._movable, self._movable_gpus = {}, {}
+        if self._is_mixed:
+            for job_id, request in self._added.items():
+                self._note_movable(request, self._layouts[job_id])
+
+    def _note_movable(self, request: Request, layout: GpuLayout) -> None:
+        kind = layout[0]
+        if layout != request.held and self._pool.breadth(request.shape[2]) > 1:
+            self._movable.setdefault(kind, {})[request.job_id] = request
+            self._movable_gpus[kind] = self._movable_gpus.get(kind, 0) + request.gpus
 
     def fits_gpus_only(self, shape: Shape) -> bool:
         """Whether such a job would fit if cores and memory did not matter."""
@@ -342,22 +427,28 @@ class Packer:
             return True
         if claim is not None and self._unclaimed is not None:
             self._unclaimed.give(claim)
-        if self.free_gpus(request.shape[2]) < request.shape[0]:
-            self._refused = True
-            return False
         layout = self._elsewhere(request)
         if layout is None:
             self._refused = True
+            if self.reachable_gpus(request.shape[2]) < request.shape[0]:
+                return False
             return self._repack(request)
+        parts = self._put(request, layout)
+        if self.is_plain and not self._refused:
+            self.trail.append((request, layout, parts))
+        return True
+
+    def _put(self, request: Request, layout: GpuLayout) -> Parts:
+        """Add the request there; what it takes."""
         parts = parts_of(self._pool, layout, request.need)
         self._room.take(parts)
         if self._unclaimed is not None:
             self._unclaimed.take(parts)
         self._added[request.job_id] = request
         self._layouts[request.job_id] = layout
-        if self.is_plain and not self._refused:
-            self.trail.append((request, layout, parts))
-        return True
+        if self._is_mixed:
+            self._note_movable(request, layout)
+        return parts
 
     def _elsewhere(self, request: Request) -> GpuLayout | None:
         """Free GPUs, preferably such as no running job behind this one claims."""
@@ -378,6 +469,11 @@ class Packer:
         sort = (request.shape, request.need)
         if sort in self._hopeless:
             return False
+        layout = self._make_way(request)
+        if layout is not None:
+            self._put(request, layout)
+            self.is_plain = False
+            return True
         if self._anchored is None:
             self._anchored = Room(self._pool)
             for other in self._added.values():
@@ -386,7 +482,7 @@ class Packer:
         packed = None
         if self._anchored.find(*sort) is not None:
             everyone = [*self._added.values(), request]
-            packed = _pack_around(self._anchored.copy(), everyone, self._stays)
+            packed = _pack_at_last(self._anchored, everyone, self._stays)
         if packed is None:
             self._hopeless.add(sort)
             return False
@@ -395,6 +491,52 @@ class Packer:
         self.is_plain = False
         self._recount()
         return True
+
+    def _make_way(self, request: Request) -> GpuLayout | None:
+        """Room for the request where added jobs, as few as needed, go to another GPU type."""
+        for gpu_type in sorted(self._movable):
+            if request.shape[2] and gpu_type not in request.shape[2]:
+                continue
+            moved: list[tuple[Request, GpuLayout]] = []
+            for other in self._movable_on(gpu_type, request):
+                before = self._layouts[other.job_id]
+                if not self._move_off(other, gpu_type):
+                    continue
+                moved.append((other, before))
+                layout = self._elsewhere(request)
+                if layout is not None:
+                    return layout
+            for other, before in reversed(moved):
+                self._move(other, before)
+        return None
+
+    def _movable_on(self, gpu_type: str, request: Request) -> list[Request]:
+        """Those that may leave the type: first the smallest ones whose place is large enough."""
+        found = list(self._movable[gpu_type].values())
+        wanted = request.shape[0]
+        found.sort(key=lambda one: (one.shape[0] < wanted, one.shape[0]))
+        return found
+
+    def _move_off(self, request: Request, gpu_type: str) -> bool:
+        gpus, nodes, allowed = request.shape
+        names = [name for name, _ in self._pool.types if name != gpu_type]
+        types = tuple([name for name in names if not allowed or name in allowed])
+        layout = (self._unclaimed or self._room).find((gpus, nodes, types), request.need)
+        if layout is not None:
+            self._move(request, layout)
+        return layout is not None
+
+    def _move(self, request: Request, layout: GpuLayout) -> None:
+        before = self._layouts[request.job_id]
+        parts = parts_of(self._pool, before, request.need)
+        self._room.give(parts)
+        if self._unclaimed is not None:
+            self._unclaimed.give(parts)
+        if self._movable.get(before[0], {}).pop(request.job_id, None) is not None:
+            self._movable_gpus[before[0]] -= request.gpus
+        self._put(request, layout)
+        # It may be back where it runs, which counts as staying.
+        self._anchored = None
 
     def _stays(self, request: Request) -> bool:
         return request.held is not None and self._layouts.get(request.job_id) == request.held
@@ -408,14 +550,22 @@ class Packer:
                 self._room.take(request.held_parts)
             else:
                 self._room.take(parts_of(self._pool, layout, request.need))
+        self._count_movable()
 
 
 def _largest_first(requests: Sequence[Request]) -> bool:
     """Whether ``_pack_around`` would take them in this very order."""
-    if requests and [one.shape for one in requests].count(requests[0].shape) == len(requests):
+    alike = [(one.shape, one.reach) for one in requests]
+    if alike and alike.count(alike[0]) == len(alike):
         return True
-    sizes = [(request.gpus // (request.shape[1] or 1), request.gpus) for request in requests]
-    return all(map(ge, sizes, sizes[1:]))
+    sizes = list(map(_size, requests))
+    return all(map(le, sizes, sizes[1:]))
+
+
+def _size(request: Request) -> tuple[int, int, int]:
+    """Sorts the largest first, and of one size those first that are the hardest to place."""
+    gpus, nodes, _ = request.shape
+    return -(gpus // (nodes or 1)), -gpus, request.reach
 
 
 def _pack_around(
@@ -428,15 +578,25 @@ def _pack_around(
 
     ``trail`` is that of the last packing into the same empty room, and is replaced by this one's.
     """
+    return _try_around(room, requests, stays, (), trail)[0]
+
+
+def _try_around(
+    room: Room,
+    requests: Sequence[Request],
+    stays: Callable[[Request], bool],
+    first: Sequence[Request],
+    trail: Trail | None = None,
+) -> tuple[dict[int, GpuLayout] | None, Request | None]:
+    """As ``_pack_around``, with ``first`` before the others; and the one that found no place."""
     packed: dict[int, GpuLayout] = {}
-    moving: list[tuple[int, int, int]] = []
+    moving: list[tuple[tuple[int, int, int], int]] = []
     for rank, request in enumerate(requests):
         if request.held is not None and stays(request):
             packed[request.job_id] = request.held
-        else:
-            gpus, nodes, _ = request.shape
-            moving.append((-(gpus // (nodes or 1)), -gpus, rank))
-    order = [requests[rank] for _, _, rank in sorted(moving)]
+        elif request not in first:
+            moving.append((_size(request), rank))
+    order = [*first, *[requests[rank] for _, rank in sorted(moving)]]
     known = _retraced(room, order, trail or ())
     if trail is not None:
         trail[len(known) :] = []
@@ -445,13 +605,26 @@ def _pack_around(
     for request in order[len(known) :]:
         found = room.find(request.shape, request.need)
         if found is None:
-            return None
+            return None, request
         parts = parts_of(room.pool, found, request.need)
         room.take(parts)
         packed[request.job_id] = found
         if trail is not None:
             trail.append((request, found, parts))
-    return packed
+    return packed, None
+
+
+def _pack_at_last(
+    room: Room, requests: Sequence[Request], stays: Callable[[Request], bool]
+) -> dict[int, GpuLayout] | None:
+    """``_pack_around``, a few times: whoever found no place comes first the next time."""
+    first: list[Request] = []
+    for _ in range(_TRIES):
+        packed, failed = _try_around(room.copy(), requests, stays, first)
+        if failed is None or failed in first:
+            return packed
+        first.insert(0, failed)
+    return None
 
 
 def _retraced(room: Room, walk: Iterable[Request], trail: Sequence[Step]) -> Sequence[Step]:
@@ -464,9 +637,10 @@ def _retraced(room: Room, walk: Iterable[Request], trail: Sequence[Step]) -> Seq
     for request, step in zip(walk, trail, strict=False):
         if request is not step[0]:
             break
-        room.take(step[2])
         count += 1
-    return trail[:count]
+    same = trail[:count]
+    room.take_all([step[2] for step in same])
+    return same
 
 
 def pack_gpus(
@@ -497,7 +671,7 @@ def pack_gpus(
     packer = Packer(pool, requests)
     added = sum([packer.add(request) for request in requests])
     if added < len(requests):
-        anew = _pack_around(fixed, requests, lambda one: one.pinned)
+        anew = _pack_at_last(fixed, requests, lambda one: one.pinned)
         if anew is not None:
             return anew
     return {request.job_id: packer.layout(request.job_id) for request in requests}

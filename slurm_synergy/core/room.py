@@ -32,6 +32,9 @@ Shape = tuple[int, int | None, tuple[str, ...]]
 # Needs outlive a round; users who name their memory to the MiB must not fill ours.
 _MOST_KNOWN = 100_000
 
+_ONE_AT_BEST = (None, 1)
+"""Numbers of nodes that let a job be on a single one."""
+
 
 class Pool:
     """The nodes of a round by number, in the order of their names, and their kinds.
@@ -39,7 +42,7 @@ class Pool:
     Nodes of one kind have the same GPU type and hardware, so they mean the same to every job.
     """
 
-    __slots__ = ("_on_one", "kind_of", "kinds", "nodes", "number", "types")
+    __slots__ = ("_breadth", "_on_one", "kind_of", "kinds", "nodes", "number", "types")
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes = tuple(nodes)
@@ -55,6 +58,15 @@ class Pool:
             by_type.setdefault(node.gpu_type, []).append(kind)
         self.types = tuple((name, tuple(by_type[name])) for name in sorted(by_type))
         self._on_one: dict[tuple[int, int], GpuLayout] = {}
+        self._breadth: dict[tuple[str, ...], int] = {(): len(self.types)}
+
+    def breadth(self, gpu_types: tuple[str, ...]) -> int:
+        """How many of the pool's GPU types are among the allowed ones (any when empty)."""
+        found = self._breadth.get(gpu_types)
+        if found is None:
+            found = sum([name in gpu_types for name, _ in self.types])
+            self._breadth[gpu_types] = found
+        return found
 
     def on_one(self, number: int, gpus: int) -> GpuLayout:
         """``gpus`` GPUs of one node: the same object whenever asked."""
@@ -202,6 +214,27 @@ class Room:
             else:
                 self._change(number, -gpus, -cpus, -mem_mib)
 
+    def take_all(self, several: Iterable[Parts]) -> None:
+        """Book the parts of several jobs."""
+        if self._buckets is not None:
+            for parts in several:
+                self.take(parts)
+            return
+        all_gpus, all_cpus, all_mem_mib = self._gpus, self._cpus, self._mem_mib
+        for parts in several:
+            for number, (gpus, cpus, mem_mib) in parts:
+                all_gpus[number] -= gpus
+                all_cpus[number] -= cpus
+                all_mem_mib[number] -= mem_mib
+        self._count_kinds()
+
+    def _count_kinds(self) -> None:
+        """Free GPUs by kind of node, anew."""
+        free = [0] * len(self.pool.kinds)
+        for kind, gpus in zip(self.pool.kind_of, self._gpus, strict=True):
+            free[kind] += gpus if gpus > 0 else 0
+        self._free_of_kind = free
+
     def give(self, parts: Parts) -> None:
         """Undo ``take``."""
         self._failed.clear()
@@ -289,6 +322,11 @@ class Room:
         if self._failed and (shape, need) in self._failed:
             return None
         gpus, nodes, allowed = shape
+        free = self._free_of_kind
+        if len(free) == 1 and not allowed and nodes in _ONE_AT_BEST and free[0] >= gpus:
+            number = self._tightest(0, need.at(0, gpus))  # most jobs of most pools
+            if number is not None:
+                return self.pool.on_one(number, gpus)
         found: list[tuple[str, list[tuple[int, int]]]] = []
         for gpu_type, kinds in self.pool.types:
             if allowed and gpu_type not in allowed:

@@ -85,8 +85,16 @@ def choose(snapshot: Snapshot, key: Key) -> Decision:
         else:
             walk += _candidates((status,), snapshot, waiting)
     walk = _in_order(walk, key(snapshot), holding)
-    granted = _walk(snapshot, requests, walk, holding, waiting)
-    return Decision(grants=_grants(granted), waiting=waiting)
+    while True:
+        refused: dict[int, Reason] = {}
+        granted = _walk(snapshot, requests, walk, holding, refused)
+        lost = _unconfirmed(requests, granted)
+        if not lost:
+            waiting.update(refused)
+            return Decision(grants=_grants(granted), waiting=waiting)
+        # What they leave is for the others, also for those that were refused because of them.
+        waiting.update(lost)
+        walk = [status for status in walk if status.job.job_id not in lost]
 
 
 def _candidates(
@@ -127,52 +135,55 @@ def _walk(
     """The requests that are granted; the reason of every other goes to ``waiting``."""
     packer = requests.packer(holding.values())
     reasons = _Reasons(snapshot, requests, packer)
-    granted = [] if holding else packer.retrace(map(requests.of, walk))
+    granted = [] if holding else requests.retrace(packer, walk)
     free: dict[tuple[str, ...], int] = {}
+    reachable: dict[tuple[str, ...], int] = {}
     # They come first, and keep their place even where nothing is free: their node may be down.
     stay = sum(request.pinned for request in holding.values())
     for at in range(len(granted), len(walk)):
         status = walk[at]
         job = status.job
-        if job.gpu_types not in free:
-            if at >= stay and not packer.free_gpus(()):
+        types = job.gpu_types
+        if types not in free:
+            most = packer.free_gpus(())
+            if at >= stay and not most:
                 reasons.of_all(walk[at:], waiting)
                 break
-            free[job.gpu_types] = packer.free_gpus(job.gpu_types)
+            free[types] = packer.free_gpus(types) if types else most
         request = holding.get(job.job_id)
         # Most jobs of a long queue end here: no request is made for them.
-        if request is None and free[job.gpu_types] < job.gpus:
-            waiting[job.job_id] = reasons.of(status, free[job.gpu_types])
-            continue
+        if request is None and free[types] < job.gpus:
+            if types not in reachable:
+                reachable[types] = packer.reachable_gpus(types)
+            if reachable[types] < job.gpus:
+                waiting[job.job_id] = reasons.of(status, free[types])
+                continue
         request = request or requests.of(status)
         if packer.add(request):
             granted.append(request)
             free.clear()
+            reachable.clear()
         else:
-            waiting[job.job_id] = reasons.of(status, free[job.gpu_types])
+            waiting[job.job_id] = reasons.of(status, free[types])
     requests.adopt(granted, packer)
-    return _confirm(requests, granted, waiting)
+    return granted
 
 
-def _confirm(
-    requests: Requests, granted: list[Request], waiting: dict[int, Reason]
-) -> list[Request]:
-    """The grants that the mechanism's own packing confirms: all but in contrived cases.
+def _unconfirmed(requests: Requests, granted: Sequence[Request]) -> dict[int, Reason]:
+    """The grants that the mechanism's own packing does not confirm: none but in contrived cases.
 
     The walk prefers GPUs that no running job claims, also of such as end up without a grant; the
     mechanism knows only the grants, and packs them by itself.
     """
-    while True:
-        packed = requests.pack(granted)
-        lost = [one for one in granted if packed[one.job_id] is None]
-        if not lost:
-            return granted
-        for request in lost:
-            waiting[request.job_id] = Reason(
-                code=ReasonCode.FRAGMENTED,
-                text=f"{request.gpus} GPUs are free, but not together in the shape it asks for",
-            )
-        granted = [one for one in granted if packed[one.job_id] is not None]
+    packed = requests.pack(granted)
+    return {
+        request.job_id: Reason(
+            code=ReasonCode.FRAGMENTED,
+            text=f"{request.gpus} GPUs are free, but not together in the shape it asks for",
+        )
+        for request in granted
+        if packed[request.job_id] is None
+    }
 
 
 def _grants(granted: list[Request]) -> tuple[Grant, ...]:
@@ -209,9 +220,10 @@ class _Reasons:
         kept = self._snapshot.of_nodes.get(_Refusals)
         if not isinstance(kept, _Refusals) or len(kept) > 2 * len(refused) + _FORGOTTEN_AT_LEAST:
             kept = self._snapshot.of_nodes[_Refusals] = _Refusals()
+        known = kept.get
         for status in refused:
             job_id = status.job.job_id
-            before = kept.get(job_id)
+            before = known(job_id)
             if before is None or before[0] is not status:
                 before = kept[job_id] = (status, self.of(status, 0))
             waiting[job_id] = before[1]
