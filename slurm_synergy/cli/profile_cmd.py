@@ -1,18 +1,29 @@
-"""``synergyctl profile list``: the models whose speed is known, for the hint ``profile=NAME``."""
+"""``synergyctl profile``: the profiles that are known, measured or built in."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import click
 
+from slurm_synergy.cli.control import ask, config_option, find_target, options
+from slurm_synergy.cli.profile_plot import draw, heat_map, write_png
+from slurm_synergy.cli.profile_source import Found, find_profile, read_document, store
 from slurm_synergy.cli.tables import print_table
 from slurm_synergy.core.catalogue import CATALOGUE
-from slurm_synergy.core.model import PipelineModel, Profile, ProfileOrigin
+from slurm_synergy.core.model import PipelineModel, ProfileOrigin
+from slurm_synergy.core.wording import duration, printable
+from slurm_synergy.errors import ModelError
+from slurm_synergy.profiler.documents import from_document, to_document
+from slurm_synergy.profiler.evidence import Evidence, StoredProfile, checked_key
 
-__all__ = ["profile"]
+__all__ = ["gpu_types_of", "profile"]
 
 _MIB_PER_GIB = 1024
 _SOURCES: Mapping[ProfileOrigin, str] = {
@@ -24,29 +35,218 @@ _SOURCES: Mapping[ProfileOrigin, str] = {
 
 @click.group()
 def profile() -> None:
-    """The models whose speed is known."""
+    """The profiles that are known: how fast jobs go with how many cores and how much memory."""
 
 
 @profile.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def list_profiles(as_json: bool) -> None:
-    """Show the catalogue: what a job may name with the hint profile=NAME."""
-    entries = [_entry(one) for _, one in sorted(CATALOGUE.items())]
+@options
+def list_profiles(config: Path | None, as_json: bool) -> None:
+    """Show what a job may name with the hint profile=NAME: measured ones and the catalogue.
+
+    Measured are those of the controller's store that you may see. Where none answers, the
+    catalogue alone is shown.
+    """
+    documents, silent = store(config)
+    kept = _readable(documents)
+    owners = {str(document["key"]): document.get("owner") for document in documents}
+    names = {one.profile.key for one in kept}
+    built_in = [
+        StoredProfile(profile=one) for key, one in sorted(CATALOGUE.items()) if key not in names
+    ]
+    entries = [_entry(one, owners.get(one.profile.key)) for one in (*kept, *built_in)]
     if as_json:
         click.echo(json.dumps({"profiles": entries}, indent=2))
         return
-    kinds = sorted({kind for one in CATALOGUE.values() for kind in one.gpu_rate_per_gpu})
+    kinds = sorted({kind for one in (*kept, *built_in) for kind in one.profile.gpu_rate_per_gpu})
     heads = [head for kind in kinds for head in (f"{kind.upper()} RATE", f"{kind.upper()} CORES")]
     print_table(("PROFILE", *heads, "DATA SET", "SOURCE"), [_row(one, kinds) for one in entries])
     click.echo(
         "RATE: samples/s of one GPU when data is always ready; CORES: how many feed it. The "
         "figures that are built in were published for V100; an A100 is taken as two of them."
     )
+    if silent:
+        click.echo(f"(without the controller's store: {printable(silent)})", err=True)
 
 
-def _entry(one: Profile) -> dict[str, object]:
-    pipeline = one.pipeline
-    cores = {kind: _cores(pipeline, rate) for kind, rate in sorted(one.gpu_rate_per_gpu.items())}
+def _readable(documents: Sequence[Mapping[str, Any]]) -> list[StoredProfile]:
+    """Those that can be read: one that somebody's job has spoilt must not hide the others."""
+    found = []
+    for document in documents:
+        try:
+            found.append(from_document(document))
+        except ModelError as err:
+            text = printable(f"{document.get('key')}: {err}")
+            click.echo(f"(left out, as it cannot be read: {text})", err=True)
+    return found
+
+
+@profile.command("show")
+@click.argument("name", metavar="KEY|FILE")
+@options
+def show(name: str, config: Path | None, as_json: bool) -> None:
+    """Show one profile: what was measured, and what follows from it."""
+    found = find_profile(name, config)
+    if as_json:
+        click.echo(json.dumps({**to_document(found.stored), "place": found.place}, indent=2))
+        return
+    for line in _told(found):
+        click.echo(printable(line))
+    evidence = found.stored.evidence
+    if evidence is not None:
+        print_table(
+            ("CORES", "SAMPLES/S", "STEPS", "WAITING"),
+            [
+                (
+                    str(point.cpus),
+                    f"{point.samples_per_s:.5g}",
+                    str(point.iterations),
+                    "-" if point.wait_share is None else f"{point.wait_share:.0%}",
+                )
+                for point in sorted(evidence.points, key=lambda one: one.cpus)
+            ],
+        )
+
+
+def _told(found: Found) -> list[str]:
+    one, evidence = found.stored.profile, found.stored.evidence
+    rates = ", ".join(
+        f"{rate:.5g} samples/s on {kind}" for kind, rate in sorted(one.gpu_rate_per_gpu.items())
+    )
+    said = [f"{one.key} (from {found.place})", f"one GPU, data always ready: {rates}"]
+    if one.pipeline is not None:
+        pipeline = one.pipeline
+        points = ", ".join(f"{cpus}: {rate:.5g}" for cpus, rate in pipeline.preprocess)
+        said.append(f"loading, samples/s by cores of a node: {points}")
+        said.append(_told_memory(pipeline))
+    if evidence is not None:
+        said.extend(_told_evidence(evidence))
+    return said
+
+
+def _told_memory(pipeline: PipelineModel) -> str:
+    processes = f"processes {pipeline.process_mem_mib / _MIB_PER_GIB:.3g} GiB"
+    if not pipeline.dataset_mib:
+        return (
+            f"data set not known: memory beyond the processes' is taken not to matter; {processes}"
+        )
+    reads = f"{pipeline.storage_mib_s:.4g} MiB/s"
+    if pipeline.storage_mib_s == float("inf"):
+        reads = "taken not to limit"
+    return (
+        f"data set {pipeline.dataset_mib / _MIB_PER_GIB:.3g} GiB in "
+        f"{pipeline.samples_per_epoch} samples, storage {reads}, {processes}"
+    )
+
+
+def _told_evidence(evidence: Evidence) -> list[str]:
+    age = duration(max(time.time() - evidence.measured_s, 0))
+    return [
+        f"measured {age} ago on {evidence.gpus} "
+        f"GPU{'s' if evidence.gpus != 1 else ''} of type {evidence.gpu_type} with up to "
+        f"{evidence.most_cpus} cores: {evidence.source or 'place not known'}",
+        f"confidence {evidence.confidence.value}" + (f": {evidence.why}" if evidence.why else ""),
+    ]
+
+
+@profile.command("export")
+@click.argument("name", metavar="KEY|FILE")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File to write.  [default: standard output]",
+)
+@config_option
+def export(name: str, output: Path | None, config: Path | None) -> None:
+    """Write a profile as a JSON document that 'profile import' reads."""
+    text = json.dumps(to_document(find_profile(name, config).stored), indent=2) + "\n"
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        output.write_text(text, encoding="utf-8")
+
+
+@profile.command("import")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@options
+def import_(file: Path, config: Path | None, as_json: bool) -> None:
+    """Bring a profile (of synergy-profile, or exported elsewhere) into the controller's store.
+
+    Your own keys may be replaced by you; built-in names and others' keys only by operators.
+    """
+    body = json.dumps(to_document(read_document(file)))
+    done = ask(find_target(config, os.environ), "import", body=body)
+    word = "replaced" if done["replaced"] else "kept"
+    click.echo(json.dumps(done) if as_json else f"profile {done['key']}: {word}")
+
+
+@profile.command("forget")
+@click.argument("key")
+@options
+def forget(key: str, config: Path | None, as_json: bool) -> None:
+    """Drop a profile from the controller's store: the next job of that key is measured anew."""
+    done = ask(find_target(config, os.environ), "forget", body=checked_key(key))
+    click.echo(json.dumps(done) if as_json else f"profile {done['key']}: forgotten")
+
+
+def _shape_options(command: Callable[..., None]) -> Callable[..., None]:
+    for option in (
+        click.option("--gpu-type", help="GPU type.  [default: the one it was measured on]"),
+        click.option("--gpus", type=click.IntRange(min=1), help="GPUs of the job on one node."),
+        click.option("--cpus", type=click.IntRange(min=1), help="Most cores to show."),
+        click.option("--mem-gib", type=click.IntRange(min=1), help="Most memory to show, GiB."),
+    ):
+        command = option(command)
+    return command
+
+
+@profile.command("plot")
+@click.argument("name", metavar="KEY|FILE")
+@_shape_options
+@click.option(
+    "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write a PNG instead."
+)
+@config_option
+def plot(
+    name: str,
+    gpu_type: str | None,
+    gpus: int | None,
+    cpus: int | None,
+    mem_gib: int | None,
+    output: Path | None,
+    config: Path | None,
+) -> None:
+    """Draw how fast a job is over cores and memory (Synergy's matrix W)."""
+    stored = find_profile(name, config).stored
+    chart = heat_map(
+        stored,
+        gpu_type=gpu_type or gpu_types_of(stored)[0],
+        gpus=gpus or (stored.evidence.gpus if stored.evidence else 1),
+        most_cpus=cpus,
+        most_mib=mem_gib * _MIB_PER_GIB if mem_gib else None,
+    )
+    if output is None:
+        draw(chart)
+    else:
+        write_png(chart, output)
+        click.echo(f"wrote {output}")
+
+
+def gpu_types_of(stored: StoredProfile) -> list[str]:
+    """The GPU types that a profile knows, the measured one first."""
+    first = stored.evidence.gpu_type if stored.evidence else ""
+    return sorted(stored.profile.gpu_rate_per_gpu, key=lambda kind: (kind != first, kind))
+
+
+# -- the table of all ------------------------------------------------------------------------------
+
+
+def _entry(stored: StoredProfile, owner: object) -> dict[str, Any]:
+    one, pipeline, evidence = stored.profile, stored.profile.pipeline, stored.evidence
+    gpus = evidence.gpus if evidence else 1
+    cores = {
+        kind: _cores(pipeline, rate * gpus, gpus)
+        for kind, rate in sorted(one.gpu_rate_per_gpu.items())
+    }
     return {
         "profile": one.key,
         "samples_per_s_per_gpu": {
@@ -56,25 +256,34 @@ def _entry(one: Profile) -> dict[str, object]:
         "dataset_mib": round(pipeline.dataset_mib) if pipeline else None,
         "samples_per_epoch": pipeline.samples_per_epoch if pipeline else None,
         "source": _SOURCES[one.origin],
+        "confidence": evidence.confidence.value if evidence else None,
+        "owner": owner,
     }
 
 
-def _cores(pipeline: PipelineModel | None, rate: float) -> float | None:
-    """Cores that preprocess ``rate`` samples/s; None when no number of cores does."""
+def _cores(pipeline: PipelineModel | None, rate: float, gpus: int) -> float | None:
+    """Cores per GPU that preprocess ``rate`` samples/s for all; None when no number of cores does.
+
+    A rate that the last point misses by what measuring scatters counts as reached.
+    """
     if pipeline is None:
         return None
     for (low, low_rate), (high, high_rate) in pairwise(((0, 0.0), *pipeline.preprocess)):
-        if rate <= high_rate:
-            return round(low + (high - low) * (rate - low_rate) / (high_rate - low_rate), 2)
+        if rate <= high_rate * (1 + 1e-9):
+            part = (rate - low_rate) / (high_rate - low_rate) if high_rate > low_rate else 0.0
+            return round((low + (high - low) * min(part, 1.0)) / gpus, 2)
     return None
 
 
-def _row(entry: Mapping[str, object], kinds: list[str]) -> tuple[str, ...]:
+def _row(entry: Mapping[str, Any], kinds: list[str]) -> tuple[str, ...]:
     rates, cores = entry["samples_per_s_per_gpu"], entry["saturating_cores_per_gpu"]
-    assert isinstance(rates, Mapping)
-    assert isinstance(cores, Mapping)
     cells = [_number(value.get(kind)) for kind in kinds for value in (rates, cores)]
-    return (str(entry["profile"]), *cells, _size(entry["dataset_mib"]), str(entry["source"]))
+    source = str(entry["source"])
+    if entry["confidence"] is not None:
+        source += f", confidence {entry['confidence']}"
+    if entry["owner"]:
+        source += f", of {entry['owner']}"
+    return (str(entry["profile"]), *cells, _size(entry["dataset_mib"]), source)
 
 
 def _number(value: float | None) -> str:
@@ -82,4 +291,4 @@ def _number(value: float | None) -> str:
 
 
 def _size(mib: object) -> str:
-    return f"{mib / _MIB_PER_GIB:.3g}G" if isinstance(mib, int) else "-"
+    return f"{mib / _MIB_PER_GIB:.3g}G" if isinstance(mib, int) and mib else "-"
