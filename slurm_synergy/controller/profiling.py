@@ -1,0 +1,421 @@
+"""The optimistic profiler, live: jobs whose speed is not known are measured while they run.
+
+The search (``profiler.sweep``) runs here, since a job may have many tasks on many nodes whose cores
+must change together; its launchers measure and answer. What is known of a sweep is in memory only:
+a sweep that the job, its launcher or this controller does not live to see the end of leaves
+nothing behind. What it found is in the ledger before anything is planned with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from slurm_synergy.cluster import Clock, Observation, ObservedJob
+from slurm_synergy.config import ProfilingSettings
+from slurm_synergy.controller.leases import LeaseBook
+from slurm_synergy.controller.probes import Measured, Probe
+from slurm_synergy.controller.profiling_results import (
+    MOST_OF_A_USER,
+    Target,
+    evidence_for,
+    is_anothers_own_key,
+    is_known,
+    is_somebody_elses,
+    kept_profile,
+    own_key,
+    target_of,
+)
+from slurm_synergy.controller.refining import ProfileWriter, Refiner
+from slurm_synergy.core.catalogue import CATALOGUE
+from slurm_synergy.core.model import (
+    JobPhase,
+    JobStatus,
+    Lease,
+    Node,
+    Plan,
+    Profile,
+    Snapshot,
+)
+from slurm_synergy.core.pipeline import cpu_step, proportional_share
+from slurm_synergy.errors import SynergyError
+from slurm_synergy.profiler.sweep import Confidence, Measurement, Sweep, SweepSpan
+
+__all__ = ["ProfileStore", "Profiler"]
+
+_LOG = logging.getLogger(__name__)
+_WARMUP_STEPS = 5
+# Batches that each worker of a loader has ready ahead, as PyTorch and DALI do unless told.
+_AHEAD = 2
+_LEAST_POINT_S = 5.0
+_ANSWER_MARGIN_S = 20.0
+_MOST_TRIES = 3
+_RETRY_S = 60.0
+# A cut sweep is worth keeping when it saw the top, the bottom and the proportional share.
+_FEWEST_POINTS = 3
+
+
+class ProfileStore(ProfileWriter, Protocol):
+    """The ledger, as far as it concerns profiles."""
+
+    def profile(self, key: str) -> Profile | None:
+        """The best known profile for a key."""
+        ...
+
+    def profiles_of(self, owner_uid: int) -> tuple[str, ...]:
+        """Keys of the profiles of one user, the oldest measurement first."""
+        ...
+
+    def forget_profile(self, key: str) -> bool:
+        """Drop what is kept under a key."""
+        ...
+
+    def set_profile_key(self, job_id: int, key: str) -> None:
+        """Remember which profile is that of a job that names none itself."""
+        ...
+
+
+@dataclass(slots=True)
+class _Run:
+    target: Target
+    sweep: Sweep
+    began_s: float
+    deadline_s: float
+    cpus: int
+    number: int = 0
+    answer_by_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Past:
+    """What has been tried with one incarnation of a job."""
+
+    incarnation: int
+    tries: int = 0
+    not_before_s: float = 0.0
+    settled: bool = field(default=False)
+    stale: bool = False
+
+
+class Profiler:
+    """Sees to it that jobs get measured; an audience of the loop. Thread-safe.
+
+    ``acting`` tells whether leases may be changed at all now.
+    """
+
+    def __init__(
+        self,
+        settings: ProfilingSettings,
+        *,
+        leases: LeaseBook,
+        store: ProfileStore,
+        clock: Clock,
+        acting: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._settings, self._leases, self._store = settings, leases, store
+        self._clock, self._acting = clock, acting
+        self._lock = threading.RLock()
+        self._runs: dict[int, _Run] = {}
+        self._past: dict[int, _Past] = {}
+        self._refiner = Refiner(leases, store, clock)
+        # Above those of a controller before this one.
+        self._last_number = int(clock.now_s() * 1000)
+
+    def reload(self, settings: ProfilingSettings) -> None:
+        """Other settings from now on; sweeps that are not wanted any more end."""
+        with self._lock:
+            self._settings = settings
+            if not settings.enabled:
+                for run in tuple(self._runs.values()):
+                    self._drop(run, "profiling was switched off")
+
+    # Audience of the loop
+
+    def observed(self, observation: Observation) -> None:
+        """Slurm has been read: end what cannot go on, begin what can."""
+        with self._lock:
+            now_s = self._clock.now_s()
+            for run in tuple(self._runs.values()):
+                self._look_after(run, now_s)
+            if self._settings.enabled and self._acting() and observation.enforcement.in_place:
+                self._begin_some(observation, now_s)
+
+    def publish(self, snapshot: Snapshot, plan: Plan, took_s: Mapping[str, float]) -> None:
+        """A round has been run: see whether jobs are as fast as their profiles say."""
+        with self._lock:
+            if not self._settings.enabled or not self._acting():
+                return
+            try:
+                changed = self._refiner.look(snapshot)
+            except SynergyError as err:
+                _LOG.warning("profiles are not refined: %s", err.in_short)
+                return
+            for job_id in changed:
+                past = self._past_of(job_id)
+                past.stale, past.settled, past.tries = True, False, 0
+
+    def failed(self, text: str) -> None:
+        """The controller cannot work: sweeps end by themselves when nobody answers."""
+
+    # Of others
+
+    def measured(self, job_id: int) -> None:
+        """All tasks of the job have answered its probe: take it in and ask for the next."""
+        with self._lock:
+            run, probe = self._runs.get(job_id), self._leases.probing(job_id)
+            if run is None or probe is None or probe.number != run.number:
+                return
+            answers = self._leases.answers(job_id)
+            if not answers:
+                return
+            try:
+                self._take_in(run, answers)
+            except SynergyError as err:
+                self._drop(run, err.in_short)
+
+    def describe(self, job_id: int) -> Mapping[str, object] | None:
+        """How far the job's sweep is, as JSON values; None while it is not measured."""
+        with self._lock:
+            run = self._runs.get(job_id)
+            if run is None:
+                return None
+            return {
+                "key": run.target.key,
+                "cpus_per_node": run.cpus,
+                "points": len(run.sweep.points),
+                "most_points": self._settings.points,
+                "since_s": round(self._clock.now_s() - run.began_s, 1),
+            }
+
+    # Inside; the lock is held
+
+    def _look_after(self, run: _Run, now_s: float) -> None:
+        job_id, probe = run.target.job_id, self._leases.probing(run.target.job_id)
+        if self._leases.incarnation(job_id) != run.target.incarnation:
+            self._forget(run)  # it ended, or began anew
+        elif self._leases.stopping(job_id) is not None:
+            self._drop(run, "the job is being stopped")
+        elif probe is None or probe.number != run.number:
+            if self._leases.profiling(job_id):
+                self._cut(run, "its free cores went to others")
+            else:
+                self._drop(run, "its launcher is gone")
+        elif now_s > run.answer_by_s:
+            self._drop(run, "its tasks did not answer")
+
+    def _begin_some(self, observation: Observation, now_s: float) -> None:
+        wanted = set(self._leases.measurable_jobs()) - self._runs.keys()
+        if not wanted:
+            return
+        nodes = {node.name: node for node in observation.nodes}
+        for seen in observation.jobs:
+            job_id = seen.job.job_id
+            if job_id not in wanted or seen.phase is not JobPhase.RUNNING or not seen.job.wrapped:
+                continue
+            past = self._past_of(job_id)
+            if not past.settled and now_s >= past.not_before_s:
+                try:
+                    self._consider(seen, past, nodes, now_s)
+                except SynergyError as err:
+                    past.settled = True
+                    _LOG.warning("job %d is not measured: %s", job_id, err.in_short)
+        known = {seen.job.job_id for seen in observation.jobs}
+        self._past = {job_id: past for job_id, past in self._past.items() if job_id in known}
+
+    def _past_of(self, job_id: int) -> _Past:
+        incarnation = self._leases.incarnation(job_id)
+        past = self._past.get(job_id)
+        if past is None or past.incarnation != incarnation:
+            past = self._past[job_id] = _Past(incarnation=incarnation or 0)
+        return past
+
+    def _consider(
+        self, seen: ObservedJob, past: _Past, nodes: Mapping[str, Node], now_s: float
+    ) -> None:
+        """Begin to measure the job, unless it must wait or there is nothing to find out."""
+        job_id, budget_s = seen.job.job_id, self._budget_s(seen)
+        lease, told = self._leases.lease(job_id), self._leases.profiling(job_id)
+        if lease is None or not told:
+            return
+        owner_uid = self._leases.owner_uid(job_id, past.incarnation)
+        key = seen.profile_key or own_key(owner_uid, told[0].program)
+        names, gpus = lease.placement.nodes, {one.gpus for _, one in lease.placement.shares}
+        hopeless = budget_s < _FEWEST_POINTS * _LEAST_POINT_S or past.tries >= _MOST_TRIES
+        if not key or len(gpus) != 1 or hopeless or is_anothers_own_key(key, owner_uid):
+            past.settled = True
+            return
+        held = [nodes[name] for name in names if name in nodes]
+        busy = {name for run in self._runs.values() for name in run.target.nodes}
+        if len(held) != len(names) or not busy.isdisjoint(names):
+            return
+        span = self._span(seen, lease, held)
+        kept = self._store.stored_profile(key)
+        if not seen.profile_key and kept is not None:
+            self._store.set_profile_key(job_id, key)
+        found = self._store.profile(key) or CATALOGUE.get(key)
+        known = found is not None and is_known(found, seen.job, lease.placement.gpu_type, span)
+        if (known and not past.stale) or is_somebody_elses(kept, owner_uid):
+            past.settled = True
+            return
+        if any(run.target.key == key for run in self._runs.values()):
+            return  # another job with the same key finds it out for both
+        if min(len(self._leases.free_cores(name)) for name in names) < self._min_free(held, gpus):
+            return
+        past.tries += 1
+        target = target_of(
+            seen, lease, nodes, key=key, owner_uid=owner_uid, incarnation=past.incarnation
+        )
+        self._begin(target, span, budget_s, lease, now_s)
+
+    def _min_free(self, held: list[Node], gpus: set[int]) -> int:
+        """Free cores to wait for; none where the job's GPUs are all that its nodes have."""
+        whole = all(node.total.gpus in gpus for node in held)
+        return 0 if whole else self._settings.min_free_cores
+
+    def _span(self, seen: ObservedJob, lease: Lease, held: list[Node]) -> SweepSpan:
+        gpus = lease.placement.shares[0][1].gpus
+        status = JobStatus(job=seen.job)
+        most = min(
+            len(self._leases.free_cores(node.name) | set(lease.cores.get(node.name, ())))
+            for node in held
+        )
+        threads = max(node.threads_per_core for node in held)
+        return SweepSpan(
+            gpus=gpus,
+            most_cpus=max(1, most),
+            proportional_cpus=min(proportional_share(status, node, gpus).cpus for node in held),
+            step=max(cpu_step(seen.job, gpus), threads),
+        )
+
+    def _budget_s(self, seen: ObservedJob) -> float:
+        limit_s = seen.job.time_limit_s
+        share_s = self._settings.most_share * limit_s if limit_s else self._settings.longest_s
+        return min(self._settings.longest_s, share_s)
+
+    def _begin(
+        self, target: Target, span: SweepSpan, budget_s: float, lease: Lease, now_s: float
+    ) -> None:
+        run = _Run(
+            target=target,
+            sweep=Sweep(span=span, most_points=self._settings.points),
+            began_s=now_s,
+            deadline_s=now_s + budget_s,
+            cpus=min(len(lease.cores.get(name, ())) for name in target.nodes),
+        )
+        self._runs[target.job_id] = run
+        _LOG.info(
+            "job %d: measured under %r with %d to %d cores a node, for %.0f s at most",
+            *(target.job_id, target.key, span.counts[0], span.counts[-1], budget_s),
+        )
+        self._ask(run)
+
+    def _ask(self, run: _Run) -> None:
+        """Have the next point measured; without one the sweep is over."""
+        cpus, now_s = run.sweep.next_cpus, self._clock.now_s()
+        if cpus is None:
+            self._finish(run)
+            return
+        left_s = run.deadline_s - now_s
+        if left_s <= 0:
+            self._cut(run, "it took too long")
+            return
+        points_left = max(1, self._settings.points - len(run.sweep.points))
+        longest_s = max(_LEAST_POINT_S, left_s / points_left)
+        per_task = [max(1, count // run.target.tasks_per_node) for count in (run.cpus, cpus)]
+        self._last_number += 1
+        run.number, run.cpus = self._last_number, cpus
+        run.answer_by_s = now_s + longest_s + _ANSWER_MARGIN_S
+        probe = Probe(
+            number=run.number,
+            # What the workers of before had fetched ahead, and the first batches of those of now.
+            warmup_steps=_WARMUP_STEPS + _AHEAD * per_task[0] + per_task[1],
+            steps=self._settings.steps,
+            longest_s=longest_s,
+        )
+        if self._leases.probe(run.target.job_id, probe, cpus) is None:
+            self._cut(run, "its free cores went to others")
+
+    def _take_in(self, run: _Run, answers: tuple[Measured, ...]) -> None:
+        if not all(answer.steps for answer in answers):
+            self._cut(run, f"its tasks could not be measured with {run.cpus} cores")
+            return
+        # All tasks advance in step: the slowest one's word is the job's.
+        slowest = min(answers, key=lambda answer: answer.samples_per_s)
+        stalled = max(answers, key=lambda answer: answer.wait_share or 0.0)
+        nodes = len(run.target.nodes)
+        busy = stalled.busy_samples_per_s
+        run.sweep = run.sweep.fed(
+            Measurement(
+                cpus=run.cpus,
+                samples_per_s=slowest.samples_per_s / nodes,
+                iterations=min(answer.steps for answer in answers),
+                wait_share=stalled.wait_share,
+                busy_samples_per_s=busy / nodes if busy else None,
+            )
+        )
+        self._ask(run)
+
+    def _cut(self, run: _Run, why: str) -> None:
+        """End a sweep early: kept, with low confidence, when it saw enough."""
+        run.sweep = run.sweep.cut(why)
+        seen = {point.cpus for point in run.sweep.points}
+        opening = {run.sweep.span.counts[0], run.sweep.span.counts[-1]}
+        if len(seen) >= _FEWEST_POINTS and seen >= opening | {run.sweep.span.proportional}:
+            self._finish(run)
+        else:
+            self._drop(run, why)
+
+    def _finish(self, run: _Run) -> None:
+        """Write down what was found, and give the cores back."""
+        job_id, result = run.target.job_id, run.sweep.result()
+        target, told = run.target, self._leases.profiling(job_id)
+        try:
+            if is_somebody_elses(self._store.stored_profile(target.key), target.owner_uid):
+                self._drop(run, f"{target.key!r} has become somebody else's meanwhile")
+                return
+            profile = kept_profile(
+                target,
+                result,
+                own_mem_mib=sum(one.own_mem_mib for one in told) / len(target.nodes),
+                before=self._store.profile(target.key),
+                stale=self._past_of(job_id).stale,
+            )
+            evidence = evidence_for(target, result, self._clock.now_s())
+            self._store.save_profile(profile, evidence)
+            # Every changed script has a key of its own, and names cost nothing.
+            for old in self._store.profiles_of(target.owner_uid)[:-MOST_OF_A_USER]:
+                self._store.forget_profile(old)
+            if not target.key_is_named:
+                self._store.set_profile_key(job_id, target.key)
+        except SynergyError as err:
+            self._drop(run, err.in_short)
+            return
+        self._forget(run)
+        past, took_s = self._past_of(job_id), self._clock.now_s() - run.began_s
+        past.settled, past.stale = result.confidence is Confidence.HIGH, False
+        # Were the job to change all the time, it would still not be measured all the time.
+        past.not_before_s = self._clock.now_s() + took_s / self._settings.most_share
+        _LOG.info(
+            "job %d: measured under %r with %d numbers of cores in %.0f s: %d cores a node reach "
+            "%.0f samples/s%s",
+            job_id,
+            run.target.key,
+            len(result.points),
+            took_s,
+            result.knee_cpus,
+            result.rate(result.knee_cpus),
+            f"; not sure: {result.why}" if result.why else "",
+        )
+
+    def _drop(self, run: _Run, why: str) -> None:
+        self._forget(run)
+        past = self._past_of(run.target.job_id)
+        past.not_before_s = self._clock.now_s() + _RETRY_S * 2.0**past.tries
+        _LOG.info("job %d: not measured to the end: %s", run.target.job_id, why)
+
+    def _forget(self, run: _Run) -> None:
+        self._runs.pop(run.target.job_id, None)
+        self._leases.end_probe(run.target.job_id)
