@@ -5,19 +5,19 @@ Layout of one checkpoint, format version 1::
     step-000000001200/
       objects.pt        states of the registered objects (objects.json where torch is not in use)
       rank-00000.pt     random number generators of rank 0, one file a rank (or .json)
+      part-NAME/        what the object NAME has written itself, on all ranks together (shards)
       state.json        position and the user's own JSON values
       MANIFEST.json     sizes and BLAKE2b sums of all the files above
 
 It is written as ``step-000000001200.tmp-<restart>``, every file and the directory are synced, the
 manifest comes last, then the directory is renamed and its parent synced. The last two stay.
-Nothing is pickled: tensors go through ``torch.save`` and are read with ``weights_only=True``.
+Nothing of ours is pickled: tensors go through ``torch.save`` and are read with
+``weights_only=True``. An object that writes files answers for how it reads them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import hashlib
 import io
 import json
 import os
@@ -27,11 +27,19 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from slurm_synergy.errors import CheckpointError
+from slurm_synergy.jobside.checkpoint_files import (
+    bytes_in,
+    check_sums,
+    sums_of,
+    sync_dir,
+    sync_tree,
+    write_file,
+)
 
 __all__ = [
     "FORMAT_VERSION",
@@ -52,6 +60,7 @@ _UNREADABLE = (
     *(AttributeError, OverflowError, RecursionError),
 )
 _STATE = "state.json"
+_PART = "part-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +83,8 @@ class Progress:
 class Checkpoint:
     """A checkpoint that was read and verified.
 
-    ``rank_state`` is None for a rank it lacks; ``took_s`` is how long it took to write (0: by a
+    ``parts`` are the directories of the objects that write files themselves; ``rank_state`` is
+    None for a rank it lacks; ``took_s`` is how long it took to write (0: by a
     release that did not measure it).
     """
 
@@ -84,6 +94,7 @@ class Checkpoint:
     user_state: dict[str, Any]
     rank_state: Mapping[str, Any] | None
     took_s: float = 0.0
+    parts: Mapping[str, Path] = field(default_factory=dict)
 
 
 def _torch() -> Any:
@@ -91,55 +102,11 @@ def _torch() -> Any:
     return sys.modules.get("torch")
 
 
-def _sync_dir(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as err:
-        # Some network file systems cannot sync a directory; their renames are synchronous.
-        if err.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(fd)
-
-
-def _open_own(name: str, flags: int) -> int:
-    """Open for writing, but never through a link: the directory may be one that others write to."""
-    fd = os.open(name, flags | os.O_NOFOLLOW, 0o600)
-    os.fchmod(fd, 0o600)  # whatever the umask, and whoever made it
-    return fd
-
-
-def _write_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file whole: other ranks see it complete and synced, or not at all."""
-    partial = path.with_name(path.name + ".part")
-    with open(partial, "wb", opener=_open_own) as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
-
-
-def _sum(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32))
-        return {"bytes": os.fstat(file.fileno()).st_size, "blake2b": digest.hexdigest()}
-
-
-def _bytes_in(directory: Path) -> int:
-    """The size of all files; they and the directory may vanish meanwhile."""
-    total = 0
-    with contextlib.suppress(OSError):
-        for path in directory.iterdir():
-            total += path.stat().st_size
-    return total
-
-
 def _dump(stem: Path, payload: Mapping[str, Any]) -> None:
     """Write ``payload`` as ``stem.pt`` where torch is in use, else as ``stem.json``."""
     torch = _torch()
     if torch is not None:
-        _write_file(stem.with_name(stem.name + ".pt"), lambda file: torch.save(payload, file))
+        write_file(stem.with_name(stem.name + ".pt"), lambda file: torch.save(payload, file))
         return
     try:
         text = json.dumps(payload, allow_nan=True)
@@ -148,7 +115,7 @@ def _dump(stem: Path, payload: Mapping[str, Any]) -> None:
             f"{stem.name}: a state cannot be written as JSON: {err};"
             " state_dict() of an object must return numbers, strings, lists and dicts"
         ) from err
-    _write_file(stem.with_name(stem.name + ".json"), lambda file: file.write(text.encode()))
+    write_file(stem.with_name(stem.name + ".json"), lambda file: file.write(text.encode()))
 
 
 def _load(stem: Path) -> Any:
@@ -210,10 +177,12 @@ class CheckpointStore:
         objects: Callable[[], Mapping[str, Any]],
         user_state: Mapping[str, Any],
         rank_state: Mapping[str, Any],
+        parts: Mapping[str, Callable[[Path], object]] | None = None,
     ) -> Path:
         """Publish a checkpoint and return its directory.
 
-        ``objects`` is called on rank 0 alone. Raises CheckpointError when nothing was published;
+        ``objects`` is called on rank 0 alone, each of ``parts`` on all ranks, with the directory
+        for its files. Raises CheckpointError when nothing was published;
         what was written is removed and the previous checkpoint stays.
         """
         final = self.directory / f"step-{progress.step:012d}"
@@ -221,6 +190,10 @@ class CheckpointStore:
         self._began_s = time.monotonic()
         try:
             self._make(temporary)
+            for name, write in (parts or {}).items():
+                place = temporary / f"{_PART}{name}"
+                place.mkdir(mode=0o700, exist_ok=True)
+                write(place)
             _dump(temporary / f"rank-{self.rank:05d}", rank_state)
             if self.rank == 0:
                 self._publish(temporary, final, progress, objects(), user_state)
@@ -278,26 +251,27 @@ class CheckpointStore:
             text = json.dumps(state, indent=1)
         except (TypeError, ValueError) as err:
             raise CheckpointError(f"state() holds a value that JSON cannot express: {err}") from err
-        _write_file(temporary / _STATE, lambda file: file.write(text.encode()))
+        write_file(temporary / _STATE, lambda file: file.write(text.encode()))
         self._await_ranks(temporary)
-        sums = {path.name: _sum(path) for path in sorted(temporary.iterdir())}
+        for place in temporary.glob(f"{_PART}*"):
+            sync_tree(place)
         manifest = {
             "version": FORMAT_VERSION,
             "step": progress.step,
             "took_s": round(time.monotonic() - self._began_s, 3),
-            "files": sums,
+            "files": sums_of(temporary),
         }
-        _write_file(
+        write_file(
             temporary / _MANIFEST, lambda file: file.write(json.dumps(manifest, indent=1).encode())
         )
-        _sync_dir(temporary)
+        sync_dir(temporary)
         old = final.with_name(final.name + ".old")
         if final.exists():
             # The same step again, after the end of an epoch or a damaged one: loading knows .old.
             shutil.rmtree(old, ignore_errors=True)
             final.rename(old)
         temporary.rename(final)
-        _sync_dir(self.directory)
+        sync_dir(self.directory)
         self._prune(final)
 
     def _check_readable(self, temporary: Path, objects: Mapping[str, Any]) -> None:
@@ -346,7 +320,7 @@ class CheckpointStore:
                 if final.name in names:
                     return
                 raise CheckpointError(f"{final}: rank 0 could not publish it")
-            now_bytes = _bytes_in(temporary)
+            now_bytes = bytes_in(temporary)
             if now_bytes != seen_bytes:
                 deadline_s, seen_bytes = time.monotonic() + patience_s, now_bytes
             if time.monotonic() > deadline_s:
@@ -445,9 +419,7 @@ class CheckpointStore:
                 f"{_MANIFEST} is of version {manifest['version']}, step {manifest['step']};"
                 f" expected version {FORMAT_VERSION}, step {step}"
             )
-        for name, expected in manifest["files"].items():
-            if Path(name).name != name or _sum(path / name) != expected:
-                raise CheckpointError(f"{name} does not match its checksum")
+        check_sums(path, manifest["files"])
         state = json.loads((path / _STATE).read_bytes())
         objects = self._load_part(path / "objects")
         if objects is None:
@@ -459,6 +431,11 @@ class CheckpointStore:
             user_state=dict(state["user_state"]),
             rank_state=self._load_part(path / f"rank-{self.rank:05d}"),
             took_s=float(manifest.get("took_s", 0.0)),
+            parts={
+                place.name.removeprefix(_PART): place
+                for place in path.glob(f"{_PART}*")
+                if place.is_dir() and not place.is_symlink()
+            },
         )
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What a training loader fetches, in which order, and the workers that do it.
+"""What a training loader fetches, and in which order.
 
 The pieces that :mod:`slurm_synergy.jobside.torch_loader` puts together. Nothing here imports torch:
 all of it runs in programs that did so themselves.
@@ -6,32 +6,27 @@ all of it runs in programs that did so themselves.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
-import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+from slurm_synergy.core.scaling import BatchSize
 from slurm_synergy.errors import ConfigError
-from slurm_synergy.jobside.sampler import EpochSampler, derive_seed
+from slurm_synergy.jobside.sampler import EpochSampler, StepSampler, derive_seed
 from slurm_synergy.jobside.session import Session
 
 __all__ = [
     "SeededBatch",
-    "WorkerInit",
     "cached_data",
     "choose_seed",
-    "cpus_for_workers",
     "data_module",
     "has_plain_order",
     "in_worker",
     "own_sampler",
     "ranks_of_data",
     "seeded",
-    "twin_of",
-    "worker_count",
 ]
 
 _CACHED = "_synergy_cached"
@@ -99,21 +94,24 @@ def choose_seed(loader: Any, session: Session) -> int:
     return int(sys.modules["torch"].initial_seed())
 
 
-def own_sampler(loader: Any, session: Session) -> EpochSampler:
+def own_sampler(loader: Any, session: Session, batch: BatchSize | None = None) -> EpochSampler:
+    """The samples of this rank from the session's position on; ``batch`` where it is adaptive."""
     rank, ranks = ranks_of_data(loader, session)
     sampler = loader.sampler
     sequential = type(sampler) is data_module().SequentialSampler
-    return EpochSampler(
-        len(loader.dataset),
-        batch_size=loader.batch_size or 1,
-        seed=session.seed,
-        epoch=session.epoch,
-        consumed=session.epoch_samples,
-        rank=rank,
-        ranks=ranks,
-        shuffle=not sequential and getattr(sampler, "shuffle", True),
-        drop_last=loader.drop_last,
-    )
+    place: dict[str, Any] = {
+        "seed": session.seed,
+        "epoch": session.epoch,
+        "consumed": session.epoch_samples,
+        "rank": rank,
+        "ranks": ranks,
+        "shuffle": not sequential and getattr(sampler, "shuffle", True),
+        "drop_last": loader.drop_last,
+    }
+    samples = len(loader.dataset)
+    if batch is None:
+        return EpochSampler(samples, batch_size=loader.batch_size or 1, **place)
+    return StepSampler(samples, batch_size=batch.local, passes=batch.accumulation + 1, **place)
 
 
 class SeededBatch(list[int]):
@@ -139,10 +137,10 @@ class SeededBatch(list[int]):
         return SeededBatch, (list(super().__iter__()), self._seed)
 
 
-def seeded(batches: Iterator[Any], session: Session) -> Iterator[Any]:
-    """Give each batch the seed of its place in the job's data."""
+def seeded(batches: Iterator[Any], session: Session, first: int) -> Iterator[Any]:
+    """Give each batch the seed of its place in the job's data; the ``first`` one's number."""
     seed, epoch, rank = session.seed, session.epoch, session.identity.rank
-    for number, indices in enumerate(batches, session.epoch_batches):
+    for number, indices in enumerate(batches, first):
         if type(indices) is list:
             yield SeededBatch(indices, derive_seed(seed, epoch, number, rank))
         else:
@@ -167,62 +165,3 @@ def cached_data(loader: Any, session: Session) -> Any:
         if known is not dataset:
             loader.__dict__[_CACHED] = known
     return known
-
-
-# -- workers -------------------------------------------------------------------------------------
-
-
-def cpus_for_workers(session: Session) -> tuple[int, ...]:
-    """The OS CPUs that a worker may use: a library may have narrowed this thread's own mask."""
-    if session.lease.cores:
-        return session.lease.cores
-    granted = os.environ.get("SYNERGY_GRANTED_CPUS", "")
-    return tuple(int(cpu) for cpu in granted.split(",")) if granted else ()
-
-
-class WorkerInit:
-    """Runs first in each worker: affinity and signals as they should be, then the user's own."""
-
-    def __init__(self, cpus: tuple[int, ...], then: Callable[[int], object] | None) -> None:
-        self._cpus, self._then = cpus, then
-
-    def __call__(self, worker_id: int) -> None:
-        if self._cpus:
-            with contextlib.suppress(OSError):  # these CPUs may have left the cpuset meanwhile
-                os.sched_setaffinity(0, self._cpus)
-        handler = signal.getsignal(signal.SIGTERM)
-        if isinstance(getattr(handler, "__self__", None), Session):
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if self._then is not None:
-            self._then(worker_id)
-
-
-def worker_count(loader: Any, session: Session) -> int:
-    """Workers that the lease gives this process; the user's own number where it does not say."""
-    asked: int = loader.num_workers
-    if asked == 0 or os.environ.get("SYNERGY_WORKERS") == "keep":
-        return asked
-    if isinstance(loader.dataset, data_module().IterableDataset):
-        return asked
-    if session.board is not None:
-        session.lease = session.board.read_lease()
-    cores = session.lease.core_count or int(os.environ.get("SYNERGY_LEASE_CPUS") or 0)
-    return max(cores // session.identity.local_ranks, 1) if cores else asked
-
-
-def _all_is_well() -> None:
-    """Stands for PyTorch's check of the worker count, which knows nothing of the lease."""
-
-
-def twin_of(loader: Any, workers: int, cpus: tuple[int, ...], **changes: Any) -> Any:
-    """The same loader with another worker count and other attributes; fetches, is never kept."""
-    twin = object.__new__(type(loader))
-    twin.__dict__.update(loader.__dict__)
-    twin.__dict__.update(
-        num_workers=workers,
-        check_worker_number_rationality=_all_is_well,
-        **changes,
-    )
-    if workers:
-        twin.__dict__["worker_init_fn"] = WorkerInit(cpus, loader.worker_init_fn)
-    return twin

@@ -7,10 +7,11 @@ that reaches a worker process is module level and can be pickled.
 
 The training loader ("primary") is the first one created with a RandomSampler or a shuffling
 DistributedSampler, a later one over the same data set, or the one given to ``make_primary``. It
-follows the lease within an epoch. Where the program has registered its state, its order of samples
-is ours (see :mod:`slurm_synergy.jobside.sampler`), so that it can continue anywhere, and each
-batch seeds the worker that makes it, so random augmentation does not depend on the number of
-workers either. Otherwise PyTorch's order stays, to the last bit.
+follows the lease within an epoch (see :mod:`slurm_synergy.jobside.torch_workers`). Where the
+program has registered its state, its order of samples is ours (see
+:mod:`slurm_synergy.jobside.sampler`), so that it can continue anywhere, and each batch seeds the
+worker that makes it, so random augmentation does not depend on the number of workers either.
+Otherwise PyTorch's order stays, to the last bit.
 
 Custom samplers, batch samplers and IterableDatasets are iterated as they are; a resumed epoch
 skips what was seen. The worker count of an IterableDataset stays the user's, as it is part of the
@@ -19,36 +20,24 @@ order of its samples. Other loaders only take over the worker count when an iter
 
 from __future__ import annotations
 
-import sys
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 from slurm_synergy.errors import SynergyError
-from slurm_synergy.jobside.rng import capture_rng, restore_rng
-from slurm_synergy.jobside.sampler import derive_seed, steps_left
+from slurm_synergy.jobside.sampler import passes_in, steps_left
 from slurm_synergy.jobside.session import Session, current, say
-from slurm_synergy.jobside.torch_feed import (
-    cached_data,
-    choose_seed,
-    cpus_for_workers,
-    data_module,
-    has_plain_order,
-    in_worker,
-    own_sampler,
-    ranks_of_data,
-    seeded,
-    twin_of,
-    worker_count,
-)
+from slurm_synergy.jobside.torch_feed import data_module, has_plain_order, in_worker, ranks_of_data
+from slurm_synergy.jobside.torch_pass import Pass, shut_down
+from slurm_synergy.jobside.torch_workers import twin_of, worker_count
 
-__all__ = ["install", "make_primary"]
+__all__ = ["install", "make_primary", "primary_loader"]
 
 _INSTALLED = "_synergy_installed"
 _ROLE = "_synergy_role"
-_KEPT = "_synergy_kept"
+_TWIN = "_synergy_twin"
+_ADAPTIVE = "_synergy_adaptive"  # see adaptive_training.py, which only adaptive jobs load
 _PRIMARY, _OTHER = "primary", "other"
 
 # The loader that is primary now: a weak reference, as the program owns its loaders.
@@ -135,12 +124,17 @@ def make_primary(loader: Any) -> Any:
     return loader
 
 
+def primary_loader() -> Any:
+    """The training loader; None when none is known, or the program has dropped it."""
+    return _primary()
+
+
 def _is_primary(loader: Any, session: Session) -> bool:
     role = loader.__dict__.get(_ROLE)
     if role is None and _primary() is None:
         # Made before we were installed, or one whose sampler tells nothing about its purpose.
         custom = not has_plain_order(loader)
-        if _shuffles(loader) or (custom and session.registered):
+        if _shuffles(loader) or (custom and session.stoppable):
             _set_primary(loader)
             return True
     if role == _PRIMARY and _primary() is None:
@@ -153,6 +147,15 @@ def _own_length(loader: Any) -> int | None:
     if in_worker():
         return None
     session = current()
+    if _ADAPTIVE in loader.__dict__:
+        batch = loader.__dict__[_ADAPTIVE].batch
+        return passes_in(
+            len(loader.dataset),
+            ranks=batch.replicas,
+            local=batch.local,
+            passes=batch.accumulation + 1,
+            drop_last=loader.drop_last,
+        )
     if not session.registered or not _is_primary(loader, session) or not has_plain_order(loader):
         return None
     _rank, ranks = ranks_of_data(loader, session)
@@ -168,210 +171,35 @@ def _open(loader: Any) -> Any:
     if in_worker():
         return None
     session = current()
+    if _ADAPTIVE in loader.__dict__:
+        from slurm_synergy.jobside.adaptive_pass import AdaptivePass
+
+        return AdaptivePass(loader, session, loader.__dict__[_ADAPTIVE]).run()
     if session.board is None and not session.registered:
         return None
     if _is_primary(loader, session):
-        one = _Pass(loader, session)
+        one = Pass(loader, session)
+        if session.by_hook:
+            return session.hand_out(one.batches())
         return session.drive(one.batches(), one.ended)
+    return _open_other(loader, session)
+
+
+def _open_other(loader: Any, session: Session) -> Any:
+    """A pass over a loader that does not train, with as many workers as the lease gives now."""
     workers = worker_count(loader, session)
-    if workers == loader.num_workers or loader.persistent_workers:
+    twin = loader.__dict__.get(_TWIN)  # of persistent workers
+    if twin is not None and twin.num_workers == workers:
+        twin._iterator._reset(twin)
+        return twin._iterator
+    if twin is not None:
+        del loader.__dict__[_TWIN]
+        shut_down(twin._iterator)
+    elif workers == loader.num_workers:
         return None
-    return twin_of(loader, workers, cpus_for_workers(session))._get_iterator()
-
-
-class _Pass:
-    """One epoch of the training loader: what is fetched, by which workers.
-
-    Workers fetch ahead. When their number changes, the old ones get no more to do and deliver what
-    they have under way, while the new ones already draw on from the same source of indices: nothing
-    is lost, repeated or fetched twice.
-    """
-
-    __slots__ = (
-        "_continued",
-        "_draining",
-        "_exhausted",
-        "_indices",
-        "_inner",
-        "_iterable",
-        "_loader",
-        "_pending",
-        "_sampler",
-        "_sequence",
-        "_session",
-        "_twin",
-        "_workers",
-    )
-
-    def __init__(self, loader: Any, session: Session) -> None:
-        self._loader, self._session = loader, session
-        self._iterable = isinstance(loader.dataset, data_module().IterableDataset)
-        self._draining: Any = None
-        if session.seed < 0 and session.registered:
-            session.seed = choose_seed(loader, session)
-        self._continued = session.begin_epoch()
-        own = session.registered and has_plain_order(loader)
-        self._sampler = own_sampler(loader, session) if own else None
-        self._sequence = session.lease_sequence
-        self._workers = worker_count(loader, session)
-        # The samples of each batch of the user's own source that was drawn and not delivered.
-        self._pending: deque[int] = deque()
-        self._exhausted = False
-        self._indices = self._index_source()
-        self._twin, self._inner = self._kept_inner() or self._build()
-        if self._iterable and self._continued:
-            for _ in range(session.epoch_batches):
-                next(self._inner, None)  # only the data set itself can be wound forward
-
-    # -- indices ---------------------------------------------------------------------------------
-
-    def _index_source(self) -> Iterator[Any]:
-        """What to fetch from here to the end of the epoch."""
-        loader, session = self._loader, self._session
-        source: Iterator[Any]
-        if self._sampler is None:
-            source = self._user_order()
-        elif loader.batch_size is None:
-            source = (indices[0] for indices in self._sampler)
-        else:
-            source = iter(self._sampler)
-        if session.registered and self._workers and not self._iterable:
-            source = seeded(source, session)
-        return source
-
-    def _user_order(self) -> Iterator[Any]:
-        """The user's own index source, at the position where this epoch continues."""
-        session = self._session
-        if session.registered:
-            if self._continued and session.epoch_rng is not None:
-                restore_rng(session.epoch_rng)
-            else:
-                session.epoch_rng = capture_rng()
-        source: Iterator[Any] = iter(self._loader._index_sampler)
-        skip = session.epoch_batches
-        if skip:
-            say(
-                f"continuing epoch {session.epoch}: skipping {skip} batches"
-                " of the program's own sampler"
-            )
-        if self._iterable:
-            return source
-        # At once, as the generators are where they were when the epoch began.
-        for _ in range(skip):
-            next(source, None)
-        return self._counted(source)
-
-    def _counted(self, source: Iterator[Any]) -> Iterator[Any]:
-        world = self._session.identity.world
-        for indices in source:
-            self._pending.append((len(indices) if hasattr(indices, "__len__") else 1) * world)
-            yield indices
-        self._exhausted = True
-
-    def ended(self) -> bool:
-        """Known where indices are drawn ahead; a stop is then left to the next epoch."""
-        if self._sampler is not None:
-            return self._sampler.steps_left(self._session.epoch_samples) == 0
-        return self._exhausted and not self._pending
-
-    # -- inner iterators -------------------------------------------------------------------------
-
-    def _build(self) -> tuple[Any, Any]:
-        loader, session = self._loader, self._session
-        key = "batch_sampler" if loader._auto_collation else "sampler"
-        changes: dict[str, Any] = {
-            key: self._indices,
-            "in_order": True,
-            "dataset": cached_data(loader, session),
-        }
-        if session.registered:
-            # Drawing the workers' base seed must not move the program's own generator, from
-            # which the program's own sampler may draw.
-            generator = sys.modules["torch"].Generator()
-            generator.manual_seed(derive_seed(session.seed, session.epoch, 0))
-            changes["generator"] = generator
-        twin = twin_of(loader, self._workers, cpus_for_workers(session), **changes)
-        return twin, twin._get_iterator()
-
-    def _kept_inner(self) -> tuple[Any, Any] | None:
-        """The persistent workers of the previous epoch, wound to this one's source; or None."""
-        loader = self._loader
-        kept = loader.__dict__.pop(_KEPT, None)
-        if kept is None or kept[0] != self._workers:
-            return None
-        _workers, twin, inner = kept
-        key = "batch_sampler" if loader._auto_collation else "sampler"
-        twin.__dict__[key] = inner._index_sampler = self._indices
-        inner._reset(twin)
-        return twin, inner
-
-    def _follow_lease(self) -> None:
-        """Change to the lease's worker count, from the next batch that nobody fetches yet."""
-        self._sequence = self._session.lease_sequence
-        workers = worker_count(self._loader, self._session)
-        if workers == self._workers:
-            return
-        self._workers = workers
-        self._draining = self._inner
-        self._inner._sampler_iter = iter(())
-        if self._session.registered:
-            self._twin, self._inner = self._build()
-            return
-        before = capture_rng()
-        self._twin, self._inner = self._build()
-        restore_rng(before)
-
-    # -- batches ---------------------------------------------------------------------------------
-
-    def batches(self) -> Iterator[tuple[Any, int]]:
-        """The batches with their samples of all ranks, across changes of the workers."""
-        session = self._session
-        # With our own order each step but the last has as many samples: no call is needed.
-        usual, last_at = 0, -1
-        if self._sampler is not None:
-            usual = self._sampler.per_step
-            epoch_at = session.samples - session.epoch_samples
-            last_at = epoch_at + self._sampler.samples - usual
-        try:
-            while True:
-                if session.lease_sequence != self._sequence:
-                    self._follow_lease()
-                if self._draining is not None:
-                    yield from self._drain()
-                    continue
-                try:
-                    batch = next(self._inner)
-                except StopIteration:
-                    break
-                yield batch, usual if session.samples <= last_at else self._samples()
-            if self._loader.persistent_workers and self._workers:
-                self._loader.__dict__[_KEPT] = (self._workers, self._twin, self._inner)
-                self._inner = None
-        finally:
-            _shut_down(self._inner)
-
-    def _samples(self) -> int:
-        """The samples of all ranks in the batch that is delivered now."""
-        sampler = self._sampler
-        if sampler is not None:
-            left = sampler.samples - self._session.epoch_samples
-            return min(sampler.per_step, left)
-        if self._iterable:
-            return (self._loader.batch_size or 1) * self._session.identity.world
-        return self._pending.popleft()
-
-    def _drain(self) -> Iterator[tuple[Any, int]]:
-        """What the previous workers had under way, while the new ones are starting."""
-        inner = self._draining
-        try:
-            for batch in inner:
-                yield batch, self._samples()
-        finally:
-            self._draining = None
-            _shut_down(inner)
-
-
-def _shut_down(inner: Any) -> None:
-    stop = getattr(inner, "_shutdown_workers", None)
-    if stop is not None:
-        stop()
+    twin = twin_of(loader, workers, session)
+    if not loader.persistent_workers:
+        return twin._get_iterator()
+    twin._iterator = twin._get_iterator()
+    loader.__dict__[_TWIN] = twin
+    return twin._iterator
