@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from slurm_synergy.cluster import Action, Hold, Renew, Resize, Start, Stop
+from slurm_synergy.core.elastic import as_placed
 from slurm_synergy.core.model import (
+    Elasticity,
     Enforcement,
     JobPhase,
     JobStatus,
@@ -29,6 +31,7 @@ from slurm_synergy.core.pipeline import (
 )
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.snapshot import is_pinned, standing
+from slurm_synergy.core.values import maker
 
 __all__ = ["Reconciled", "reconcile"]
 
@@ -37,6 +40,7 @@ _RESTART_GAIN = 1.2
 
 _ID = attrgetter("job_id")
 _NOTHING = (0, 0, 0)
+_START = maker(Start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,11 +136,7 @@ class _Round:
                 job_id, ReasonCode.PREEMPTED, why.text if why else "the policy prefers others"
             )
         elif planned.gpu_layout != now.gpu_layout:
-            self._stop(
-                job_id,
-                ReasonCode.MOVED,
-                f"moves from {','.join(now.nodes)} to {','.join(planned.nodes)}",
-            )
+            self._stop(job_id, *_why_moved(status, now, planned))
         elif self._snapshot.enforcement.in_place:
             self._resize_in_place(status, now, planned)
         else:
@@ -157,8 +157,8 @@ class _Round:
             shares.append(
                 (name, replace(wish, mem_mib=min(wish.mem_mib, self._granted(status, name))))
             )
-        target = replace(now, shares=tuple(shares))
-        if target.shares == now.shares:
+        target = replace(now, shares=tuple(shares), batch=planned.batch)
+        if target.shares == now.shares and target.batch == now.batch:
             self._renews[job_id] = Renew(job_id=job_id)
         elif any(target.on(name).cpus > share.cpus for name, share in now.shares):
             self._grows[job_id] = Resize(job_id=job_id, placement=target)
@@ -174,12 +174,33 @@ class _Round:
         )
         grows = any(not planned.on(name).fits_in(share) for name, share in now.shares)
         if not is_pinned(status, self._snapshot) and (
-            shrinks or (grows and _restart_pays(status, now, planned))
+            shrinks or (grows and self._restart_pays(status, now, planned))
         ):
             what = "less" if shrinks else "more"
             self._stop(job_id, ReasonCode.RESIZED, f"restarts with {what} CPU or memory")
+        elif planned.batch != now.batch:
+            # That needs no restart, whatever else does.
+            self._shrinks[job_id] = Resize(
+                job_id=job_id, placement=replace(now, batch=planned.batch)
+            )
         else:
             self._renews[job_id] = Renew(job_id=job_id)
+
+    def _restart_pays(self, status: JobStatus, now: Placement, planned: Placement) -> bool:
+        """Whether the time saved until the end is clearly more than a restart costs."""
+        total = status.job.total_samples
+        old, new = (
+            job_rate(
+                as_placed(self._snapshot, status, one).profile,
+                one.gpu_type,
+                [share for _, share in one.shares],
+            )
+            for one in (now, planned)
+        )
+        if total is None or not old or not new or new <= old:
+            return False
+        left = max(total - status.done_samples, 0.0)
+        return left / old - left / new > _RESTART_GAIN * status.profile.restart_s
 
     def _granted(self, status: JobStatus, node: str) -> int:
         """MiB that the cluster set aside for the job on ``node`` when it started."""
@@ -242,11 +263,12 @@ class _Round:
 
     def _start_if_free(self, planned: Placement) -> bool:
         """Start a job if all that it shall have is free; whether it was."""
+        free, cores = self._free, self._cores
         for name, share in planned.shares:
-            gpus, cpus, mem_mib = self._free.get(name, _NOTHING)
+            gpus, cpus, mem_mib = free.get(name, _NOTHING)
             if share.gpus > gpus or share.mem_mib > mem_mib:
                 return False
-            if share.cpus > self._cores.get(name, 0):
+            if share.cpus > cores.get(name, 0):
                 return False
             if not self._shares_cores and self._asked_cpus(name, share) > cpus:
                 return False
@@ -293,6 +315,7 @@ class _Round:
             for name, share in planned.shares
         )
         parts = [(self._nodes[name], share.gpus) for name, share in shares]
+        status = as_placed(self._snapshot, status, planned)
         if any(share.mem_mib < min_mem_mib(status) for _, share in shares):
             return None
         rate = job_rate(status.profile, planned.gpu_type, [share for _, share in shares])
@@ -308,12 +331,12 @@ class _Round:
     def _start(self, placement: Placement) -> None:
         cores = self._cores
         for name, share in placement.shares:
-            free = self._free[name]
+            free, cpus = self._free[name], share.cpus
             free[0] -= share.gpus
-            free[1] = max(free[1] - share.cpus, 0)
+            free[1] = free[1] - cpus if free[1] > cpus else 0
             free[2] -= share.mem_mib
-            cores[name] = cores.get(name, 0) - share.cpus
-        self._starts.append(Start(job_id=placement.job_id, placement=placement))
+            cores[name] = cores.get(name, 0) - cpus
+        self._starts.append(_START(job_id=placement.job_id, placement=placement))
 
     def _make_memory(self, planned: Placement) -> None:
         """Restart running jobs that were granted more memory than they are to keep.
@@ -369,12 +392,16 @@ class _Round:
         return found
 
 
-def _restart_pays(status: JobStatus, now: Placement, planned: Placement) -> bool:
-    """Whether the time saved until the end is clearly more than a restart costs."""
-    profile, total = status.profile, status.job.total_samples
-    old = job_rate(profile, now.gpu_type, [share for _, share in now.shares])
-    new = job_rate(profile, planned.gpu_type, [share for _, share in planned.shares])
-    if total is None or not old or not new or new <= old:
-        return False
-    left = max(total - status.done_samples, 0.0)
-    return left / old - left / new > _RESTART_GAIN * profile.restart_s
+def _why_moved(status: JobStatus, now: Placement, planned: Placement) -> tuple[ReasonCode, str]:
+    """Why a job that shall have other GPUs is stopped."""
+    same = now.gpu_type == planned.gpu_type and now.gpus == planned.gpus
+    if same or status.job.elasticity is Elasticity.RIGID:
+        return (
+            ReasonCode.MOVED,
+            f"moves from {','.join(now.nodes)} to {','.join(planned.nodes)}",
+        )
+    return (
+        ReasonCode.RESHAPED,
+        f"changes from {now.gpus} {now.gpu_type} GPUs on {','.join(now.nodes)} to "
+        f"{planned.gpus} {planned.gpu_type} GPUs on {','.join(planned.nodes)}",
+    )

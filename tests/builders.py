@@ -20,7 +20,9 @@ from slurm_synergy.cluster import (
 )
 from slurm_synergy.core.catalogue import CATALOGUE
 from slurm_synergy.core.decide import Mechanism, Policy, check_plan
+from slurm_synergy.core.goodput import GradientStatistics, ThroughputModel
 from slurm_synergy.core.model import (
+    Elasticity,
     Enforcement,
     Job,
     JobPhase,
@@ -37,6 +39,7 @@ from slurm_synergy.core.model import (
 )
 from slurm_synergy.core.pipeline import fit_to_job
 from slurm_synergy.core.resources import Resources
+from slurm_synergy.core.scaling import Scaling, TypeSpeed
 from slurm_synergy.mechanisms import MECHANISMS
 from slurm_synergy.policies import POLICIES
 from slurm_synergy.round import RoundResult, run_round
@@ -92,6 +95,45 @@ def profile(
         ),
         restart_s=restart_s,
     )
+
+
+def scaling(
+    kinds: Mapping[str, float] | None = None,
+    *,
+    explored: Mapping[str, int] | None = None,
+    sync_s: float = 0.01,
+    noise: float = 0.3,
+    local: tuple[int, int] = (1, 256),
+    **more: Any,
+) -> Scaling:
+    """What is known of an elastic job, by GPU type its speed relative to a V100.
+
+    ``noise`` is gradient variance over squared norm: the larger, the better large batches are.
+    """
+    speeds = {}
+    for kind, factor in (kinds or {"v100": 1.0, "a100": 2.0}).items():
+        speeds[kind] = TypeSpeed(
+            model=ThroughputModel(
+                compute_s=0.01 / factor,
+                compute_s_per_sample=0.002 / factor,
+                node_sync_s=sync_s,
+                node_sync_s_per_replica=sync_s / 20,
+                network_sync_s=4 * sync_s,
+                network_sync_s_per_replica=sync_s / 10,
+                overlap=1.5,
+            ),
+            local_least=local[0],
+            local_most=local[1],
+            explored_gpus=(explored or {}).get(kind, 0),
+        )
+    return Scaling(speeds=speeds, statistics=GradientStatistics(square=1.0, variance=noise), **more)
+
+
+def elastic(job_id: int = 1, gpus: int = 1, most: int = 16, **more: Any) -> Job:
+    """A job that may have 1 to ``most`` GPUs, and a batch of 32 to 4096."""
+    more.setdefault("elasticity", Elasticity.ADAPTIVE)
+    more.setdefault("batch", (32, 4096))
+    return job(job_id, gpus, max_gpus=most, **more)
 
 
 def job(job_id: int = 1, gpus: int = 1, **more: Any) -> Job:
@@ -223,7 +265,9 @@ class MemoryCluster:
             self.stopping.add(action.job_id)
         elif isinstance(action, Resize):
             assert held.phase is JobPhase.RUNNING
-            assert self.enforcement.in_place and held.job.wrapped
+            cores = {name: share.cpus for name, share in action.placement.shares}
+            same = cores == {name: share.cpus for name, share in held.allocated}
+            assert (self.enforcement.in_place or same) and held.job.wrapped
             for name, share in held.allocated:
                 assert action.placement.on(name).mem_mib <= share.mem_mib
         return Outcome(action=action, done=True)
@@ -412,6 +456,7 @@ __all__ = [
     "Reason",
     "ReasonCode",
     "VirtualClock",
+    "elastic",
     "job",
     "node",
     "pending",
@@ -420,5 +465,6 @@ __all__ = [
     "quiet",
     "res",
     "running",
+    "scaling",
     "snapshot",
 ]

@@ -139,7 +139,8 @@ def for_placed(
     (None: not known).
     """
     if deferred is ReasonCode.ONLY_SHOWN:
-        return ("the controller only shows what it would do; Slurm alone starts the job",)
+        does = "starts" if status.phase is JobPhase.PENDING else "decides about"
+        return (f"the controller only shows what it would do; Slurm alone {does} the job",)
     if status.phase is JobPhase.PENDING and deferred is not None:
         return ("it starts as soon as that is over",)
     if not status.job.wrapped:

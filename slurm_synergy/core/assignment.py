@@ -37,6 +37,7 @@ _ENOUGH: Final = 2e-6  # a bound that one step of smoothing brings down by less 
 _NEGLIGIBLE: Final = 60.0
 _SAMPLE: Final = 1000  # jobs that suffice for the coarse prices
 _FINE: Final = 2  # last steps of smoothing, which look at every job
+_SAME: Final = 1e-9  # relative: two choices that differ by less are equally good
 _DP_WORK: Final = 30_000_000  # additions of the exact step: about 30 ms
 
 
@@ -90,11 +91,13 @@ class Assignment:
         return max(self.bound - self.objective, 0.0) / max(abs(self.objective), 1e-9)
 
 
-def assign(choices: Choices, *, gap: float = 1e-4) -> Assignment:
+def assign(choices: Choices, *, gap: float = 1e-4, start: Ints | None = None) -> Assignment:
     """Choose a configuration for every job; within ``gap`` of the best where that is cheap to do.
 
     The answer is always feasible, and its bound is certified whatever the gap. Deterministic: among
-    equal choices the job with the smaller index comes first.
+    equal choices the job with the smaller index comes first. ``start`` is a choice that is kept,
+    completed where there is room, unless a better one is found; one that is not feasible is no
+    help and is ignored.
     """
     search = _Search(choices)
     prices = search.prices()
@@ -108,6 +111,10 @@ def assign(choices: Choices, *, gap: float = 1e-4) -> Assignment:
             chosen, exact = found, True
             value = search.value(chosen)
             bound = value
+    if start is not None and search.is_feasible(start):
+        kept = search.improve(start, prices)
+        if search.value(kept) >= value - _SAME * max(abs(value), 1e-9):
+            chosen, value = kept, search.value(kept)
     feasible = bool(((chosen != IDLE) | ~choices.forced).all())
     return Assignment(
         chosen=chosen, objective=value, bound=bound, prices=prices, exact=exact, feasible=feasible
@@ -140,6 +147,13 @@ class _Search:
         """The objective, without the penalty of forced jobs that stay idle."""
         taken = chosen != IDLE
         return float(self.gains[np.nonzero(taken)[0], chosen[taken]].sum())
+
+    def is_feasible(self, chosen: Ints) -> bool:
+        """Whether a choice fits, allows every configuration, and serves the forced jobs."""
+        columns = self.columns(chosen)
+        gains = self.gains[np.arange(self.jobs), columns]
+        served = (gains > -self.penalty).all()
+        return bool(served and (self.used(columns) <= self.limits).all())
 
     def columns(self, chosen: Ints) -> Ints:
         """Configuration indices with IDLE as the extra column."""

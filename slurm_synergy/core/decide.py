@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from operator import attrgetter
 from typing import Protocol
 
+from slurm_synergy.core.elastic import as_placed, objection
 from slurm_synergy.core.model import (
     Decision,
     Job,
@@ -31,6 +32,7 @@ _RATE_TOLERANCE = 1e-9
 
 _ID = attrgetter("job_id")
 _FORGOTTEN_AT_LEAST = 1000
+_UNCHECKED = (None, None, None)
 _MOST_FLOORS = 100_000
 
 
@@ -77,7 +79,7 @@ def decide(snapshot: Snapshot, policy: Policy, mechanism: Mechanism) -> Plan:
         mechanism=mechanism.name,
         placements=tuple(sorted(layout.placements, key=_ID)),
         waiting=dict(zip(ids, map(waiting.__getitem__, ids), strict=True)),
-        solver=layout.solver,
+        solver={**decision.solver, **layout.solver} if decision.solver else layout.solver,
     )
 
 
@@ -101,8 +103,9 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     """Raise PlanError unless ``plan`` keeps what we promise.
 
     Every job exactly once placed or waiting with a reason; every placement in the shape that was
-    asked for, on nodes of one GPU type, with at least the process memory (P7) and the
-    GPU-proportional rate (P1); pinned jobs where they are; no node over its capacity.
+    asked for (an elastic job's in one that it may have), on nodes of one GPU type, with at least
+    the process memory (P7) and the GPU-proportional rate (P1); pinned jobs where they are; no node
+    over its capacity.
     """
     jobs = standing(snapshot)
     checked = _Checked.of_snapshot(snapshot)
@@ -112,13 +115,22 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
         for status in jobs.holding  # what holds nothing is not pinned
         if is_pinned(status, snapshot)
     }
+    known = checked.placements.get
     for placement in plan.placements:
         status = jobs.by_id[placement.job_id]
         if placement.job_id in pinned:
             _check_stays(status, placement)
-        elif not checked.before(status, placement):
-            _check_shape(status, placement, checked.nodes)
-            _check_floor(status, placement, checked)
+            continue
+        job, profile, good = known(placement.job_id, _UNCHECKED)
+        if good is not placement or job is not status.job or profile is not status.profile:
+            why_not = objection(status, placement)
+            if why_not is not None:
+                raise PlanError(
+                    f"job {placement.job_id} is placed on {placement.gpu_layout}: {why_not}"
+                )
+            there = as_placed(snapshot, status, placement)
+            _check_shape(there, placement, checked.nodes)
+            _check_floor(there, placement, checked)
             checked.keep(status, placement)
     _check_capacity(snapshot, plan, pinned)
     for job_id in sorted(pinned):
@@ -133,11 +145,12 @@ class _Checked:
     long as these are the very same.
     """
 
-    __slots__ = ("_floors", "_placements", "nodes")
+    __slots__ = ("_floors", "nodes", "placements")
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.nodes = {node.name: node for node in snapshot.nodes}
-        self._placements: dict[int, tuple[Job, Profile, Placement]] = {}
+        # By job id, with the job and the profile for which it is good.
+        self.placements: dict[int, tuple[Job, Profile, Placement]] = {}
         self._floors: dict[object, tuple[Profile, Resources, float | None]] = {}
 
     @classmethod
@@ -146,25 +159,15 @@ class _Checked:
         found = snapshot.of_nodes.get(cls)
         if not isinstance(found, cls):
             found = snapshot.of_nodes[cls] = cls(snapshot)
-        if len(found._placements) > 2 * len(snapshot.jobs) + _FORGOTTEN_AT_LEAST:
-            found._placements.clear()
+        if len(found.placements) > 2 * len(snapshot.jobs) + _FORGOTTEN_AT_LEAST:
+            found.placements.clear()
         if len(found._floors) > _MOST_FLOORS:
             found._floors.clear()
         return found
 
-    def before(self, status: JobStatus, placement: Placement) -> bool:
-        """Whether this very placement of this very job was found good."""
-        known = self._placements.get(placement.job_id)
-        return (
-            known is not None
-            and known[2] is placement
-            and known[0] is status.job
-            and known[1] is status.profile
-        )
-
     def keep(self, status: JobStatus, placement: Placement) -> None:
         """Remember that ``placement`` was found good."""
-        self._placements[placement.job_id] = (status.job, status.profile, placement)
+        self.placements[placement.job_id] = (status.job, status.profile, placement)
 
     def floor(self, status: JobStatus, name: str, gpus: int) -> Resources:
         """The proportional share of ``gpus`` GPUs on a node."""

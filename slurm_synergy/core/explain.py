@@ -11,7 +11,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from slurm_synergy.core.advice import for_placed, for_waiting
+from slurm_synergy.core.elastic import as_placed
+from slurm_synergy.core.market import Market, amount, market_in_words
 from slurm_synergy.core.model import (
+    Elasticity,
     JobPhase,
     JobStatus,
     Placement,
@@ -60,7 +63,9 @@ class Explanation:
     start (None for a job that may not), ``waiting_ahead`` those before it that wait. ``shares`` is
     what the plan gives it per node, ``proportional`` its GPU-proportional share there. Rates are
     samples/s, None when its profile is unknown; ``speedup`` is their ratio. ``changes`` are
-    sentences on what would change the outcome.
+    sentences on what would change the outcome. ``elastic`` says what GPUs and batch an elastic job
+    may have and has, empty for others. ``market`` is what a policy that chooses GPU type and number
+    offered it, None under other policies.
     """
 
     job_id: int
@@ -83,6 +88,8 @@ class Explanation:
     proportional_samples_per_s: float | None
     speedup: float | None
     changes: tuple[str, ...]
+    market: Market | None = None
+    elastic: str = ""
 
 
 def public(explanation: Explanation) -> Explanation:
@@ -95,6 +102,8 @@ def public(explanation: Explanation) -> Explanation:
         proportional_samples_per_s=None,
         speedup=None,
         changes=(),
+        market=None,
+        elastic="",
     )
 
 
@@ -131,15 +140,20 @@ def explain(
     order: Sequence[int] = (),
     outcomes: Mapping[int, Reason] | None = None,
     grants: Callable[[Snapshot, int], bool] = lambda snapshot, job_id: True,
+    market: Market | None = None,
 ) -> Explanation:
     """Explain the plan's word on ``job_id``, which the snapshot has.
 
     ``order`` are the ids of the competing jobs as the policy serves them, ``outcomes`` the reasons
     of actions that were deferred, refused, or stops. ``grants`` tells whether the policy would
-    grant a job in a changed snapshot: what is said to help has been put to it.
+    grant a job in a changed snapshot: what is said to help has been put to it. ``market`` is what
+    the policy offered the job.
     """
     status = status_of(snapshot)[job_id]
     placement = plan.placement(job_id)
+    elastic = _elastic(status, placement, is_sized=market is not None)
+    if placement is not None:
+        status = as_placed(snapshot, status, placement)
     reason = plan.waiting.get(job_id) or (outcomes or {}).get(job_id)
     rank, ahead = _rank(plan, order, job_id)
     shares = dict(placement.shares) if placement else {}
@@ -167,6 +181,8 @@ def explain(
         proportional_samples_per_s=least,
         speedup=rate / least if rate and least else None,
         changes=(),
+        market=market,
+        elastic=elastic,
     )
     if placement is None:
         code = reason.code if reason else None
@@ -250,6 +266,26 @@ def _where(placement: Placement) -> str:
     )
 
 
+def _elastic(status: JobStatus, placement: Placement | None, *, is_sized: bool) -> str:
+    """What an elastic job may have and has; ``is_sized``: the policy chooses the number of GPUs."""
+    job = status.job
+    if job.elasticity is Elasticity.RIGID:
+        return ""
+    kinds = f" of type {' or '.join(job.gpu_types)}" if job.gpu_types else ""
+    text = f"may have {job.least_gpus} to {job.most_gpus} GPUs{kinds}"
+    if job.batch is not None and job.elasticity is Elasticity.ADAPTIVE:
+        text += f" and {job.batch[0]} to {job.batch[1]} samples a step"
+    if is_sized and not (status.profile.scaling and status.profile.scaling.explored_gpus):
+        text += (
+            "; it has not reported its steps yet, and gets no more than it holds or may have at "
+            "least until it does"
+        )
+    if placement is None:
+        return text
+    text += f"; is given {amount(placement.gpus, placement.gpu_type, len(placement.shares))}"
+    return f"{text}, {placement.batch.total} samples a step" if placement.batch else text
+
+
 # what binds ----------------------------------------------------------------------------------
 
 
@@ -320,6 +356,10 @@ def in_words(explanation: Explanation) -> tuple[str, ...]:
             f"{explanation.proportional_samples_per_s:.0f} with the proportional share: "
             f"{explanation.speedup:.2f} times as fast"
         )
+    if explanation.elastic:
+        lines.append(f"elastic: {explanation.elastic}")
+    if explanation.market is not None:
+        lines += market_in_words(explanation.market)
     lines += [f"what would change it: {text}" for text in explanation.changes]
     return tuple(lines)
 

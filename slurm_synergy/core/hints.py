@@ -16,7 +16,17 @@ from typing import Any
 from slurm_synergy.core.model import Elasticity
 from slurm_synergy.errors import HintError
 
-__all__ = ["HINT_EXAMPLES", "Hints", "format_hints", "parse_hints", "replace_hints"]
+__all__ = [
+    "HINT_EXAMPLES",
+    "MAX_HINT_BYTES",
+    "Hints",
+    "format_hints",
+    "parse_hints",
+    "replace_hints",
+]
+
+MAX_HINT_BYTES = 1024
+"""Longest ``synergy:`` word that is read, in bytes; job_submit.lua has the same number."""
 
 _PREFIX = "synergy:"
 # What Lua's %s is: to str.split() other characters are blanks too, such as U+00A0.
@@ -164,6 +174,12 @@ def parse_hints(comment: str) -> Hints:
     """
     tokens = [word for word in _WORD.findall(comment) if word.lower().startswith(_PREFIX)]
     for token in tokens:
+        length = len(token.encode(errors="replace"))
+        if length > MAX_HINT_BYTES:
+            raise HintError(
+                f"the {_PREFIX} list is {length} bytes long, and at most {MAX_HINT_BYTES} are "
+                "taken; shorten names and paths"
+            )
         if not token.startswith(_PREFIX):
             prefix, list_ = token[: len(_PREFIX)], token[len(_PREFIX) :]
             raise HintError(
@@ -204,6 +220,11 @@ def parse_hints(comment: str) -> Hints:
         raise HintError(
             f"the hints min_gpus={hints.min_gpus} and max_gpus={hints.max_gpus} contradict each "
             "other; min_gpus must not be larger"
+        )
+    if hints.scale_unit and hints.max_gpus and hints.scale_unit > hints.max_gpus:
+        raise HintError(
+            f"the hints scale_unit={hints.scale_unit} and max_gpus={hints.max_gpus} contradict "
+            "each other; the job grows in steps of scale_unit, which must not be larger"
         )
     return hints
 

@@ -11,6 +11,7 @@ from enum import Enum
 from operator import lt
 
 from slurm_synergy.core.resources import Resources
+from slurm_synergy.core.scaling import BatchSize, Scaling
 from slurm_synergy.core.values import quick
 from slurm_synergy.errors import ModelError
 
@@ -47,6 +48,10 @@ class Elasticity(Enum):
     ADAPTIVE = "full"
 
 
+# Until Python 3.12, looking up a member of an enumeration takes longer than comparing it.
+_RIGID = Elasticity.RIGID
+
+
 class Enforcement(Enum):
     """How a job's CPU share is made real (architecture: "how a plan becomes real")."""
 
@@ -70,7 +75,6 @@ class JobPhase(Enum):
     ENDING = "ending"  # completing; Slurm has not freed its GPUs yet
 
 
-# Until Python 3.12, looking up a member of an enumeration takes longer than comparing it.
 _PENDING = JobPhase.PENDING
 
 
@@ -95,6 +99,7 @@ class ReasonCode(Enum):
     LIMITED = "limited"  # a limit of Slurm's keeps it from starting; tried again on a change
     PREEMPTED = "preempted"  # the policy prefers other jobs now
     MOVED = "moved"  # same GPUs elsewhere
+    RESHAPED = "reshaped"  # more or fewer GPUs, or GPUs of another type
     RESIZED = "resized"  # needs a restart to change its CPU or memory
     DRAINED = "drained"  # the controller is draining: nothing is started
     ACTION_FAILED = "action_failed"  # the cluster failed to do it; will be tried again
@@ -154,11 +159,13 @@ class Configuration:
 
     ``gpu_type`` None means any type that the job allows; the mechanism then chooses one type.
     ``nodes`` None means any number of nodes (jobs of recorded traces have no node count).
+    ``batch`` is the batch size that goes with it, None for the job's own.
     """
 
     gpus: int
     nodes: int | None = None
     gpu_type: str | None = None
+    batch: BatchSize | None = None
 
     def __post_init__(self) -> None:
         if self.gpus < 1 or (self.nodes is not None and not 1 <= self.nodes <= self.gpus):
@@ -178,6 +185,11 @@ class Job:
     the job runs under synergy-srun: only such a job can be resized in place or preempted.
     ``total_samples`` is the work in samples, if the user or a trace told it. ``array`` is how users
     call a member of a job array (``12_3``), empty for other jobs.
+
+    An elastic job may run on ``min_gpus`` (None: its scale unit) to ``max_gpus`` (None: what it
+    asks for) GPUs, in multiples of ``scale_unit``. ``batch`` is the total batch size that it was
+    tuned for, which is its least, and the largest allowed; None: it is not known, and never
+    changed. ``guaranteed`` jobs are always given some configuration.
     """
 
     job_id: int
@@ -192,6 +204,8 @@ class Job:
     min_gpus: int | None = None
     max_gpus: int | None = None
     scale_unit: int = 1
+    batch: tuple[int, int] | None = None
+    guaranteed: bool = False
     preemptible: bool = True
     wrapped: bool = True
     total_samples: float | None = None
@@ -209,6 +223,31 @@ class Job:
             )
         if self.tasks_per_node < 1 or self.min_mem_mib_per_node < 0:
             raise ModelError(f"job {self.job_id}: tasks or minimum memory out of range")
+        if self.elasticity is not _RIGID:
+            self._check_elastic()
+
+    def _check_elastic(self) -> None:
+        if self.scale_unit < 1 or self.least_gpus < 1 or self.least_gpus > self.most_gpus:
+            raise ModelError(
+                f"job {self.job_id}: cannot run on {self.least_gpus} to {self.most_gpus} GPUs in "
+                f"multiples of {self.scale_unit}"
+            )
+        if self.batch is not None and not 1 <= self.batch[0] <= self.batch[1]:
+            raise ModelError(f"job {self.job_id}: batch sizes {self.batch} are out of order")
+
+    @property
+    def least_gpus(self) -> int:
+        """The fewest GPUs on which the job may run; those asked for when it is rigid."""
+        if self.elasticity is _RIGID:
+            return self.gpus
+        return self.min_gpus if self.min_gpus is not None else min(self.scale_unit, self.gpus)
+
+    @property
+    def most_gpus(self) -> int:
+        """The most GPUs on which the job may run; those asked for when it is rigid."""
+        if self.elasticity is _RIGID:
+            return self.gpus
+        return self.max_gpus if self.max_gpus is not None else max(self.gpus, self.least_gpus)
 
     @property
     def configuration(self) -> Configuration:
@@ -271,6 +310,7 @@ class SensitivityTable:
                 raise ModelError(f"rates must be positive and non-decreasing: {line}")
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """What we believe about a job's speed.
@@ -278,7 +318,13 @@ class Profile:
     ``gpu_rate_per_gpu`` maps a GPU type to samples/s per GPU when data is always ready. How fast
     data gets ready says either ``pipeline`` or ``table``. With neither, or for a GPU type that is
     not in the map, the speed is unknown: such a job gets its proportional share.
-    ``restart_s`` is what stopping and starting again costs.
+    ``restart_s`` is what stopping and starting again costs. ``scaling`` is how the speed changes
+    with the number and type of GPUs and the batch size, for elastic jobs.
+
+    ``confident`` is False for measurements that were cut off or contradict each other: such a job
+    never gets fewer cores than its proportional share for them. ``measured_gpus`` is the GPUs on
+    one node beyond which the pipeline was not seen, as these few kept it from showing more (0: no
+    such limit), ``measured_cpus`` the most cores on one node that were tried.
     """
 
     key: str = ""
@@ -288,6 +334,10 @@ class Profile:
     sample_count: int = 0
     restart_s: float = 30.0
     table: SensitivityTable | None = None
+    scaling: Scaling | None = None
+    confident: bool = True
+    measured_gpus: int = 0
+    measured_cpus: int = 0
 
     def __post_init__(self) -> None:
         if any(rate <= 0 for rate in self.gpu_rate_per_gpu.values()):
@@ -308,11 +358,15 @@ class Demand:
 @quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where a job runs and with what, node by node, in rank order."""
+    """Where a job runs and with what, node by node, in rank order.
+
+    ``batch`` is the batch size that it runs with, None for its own.
+    """
 
     job_id: int
     gpu_type: str
     shares: tuple[tuple[str, Resources], ...]
+    batch: BatchSize | None = None
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.shares]
@@ -329,6 +383,8 @@ class Placement:
     @property
     def gpus(self) -> int:
         """GPUs in total."""
+        if len(self.shares) == 1:  # most jobs; a generator takes three times as long
+            return self.shares[0][1].gpus
         return sum(share.gpus for _, share in self.shares)
 
     @property
@@ -470,10 +526,17 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The policy's word: grants in priority order, and why the others wait."""
+    """The policy's word: grants in priority order, and why the others wait.
+
+    ``packing`` tells for each granted job a GPU type and (node, GPUs) pairs where all of them fit
+    together, if the policy has looked for that itself; mechanisms start from it. ``solver`` is as
+    in ``Plan``.
+    """
 
     grants: tuple[Grant, ...]
     waiting: Mapping[int, Reason] = field(default_factory=dict)
+    packing: Mapping[int, tuple[str, tuple[tuple[str, int], ...]]] | None = None
+    solver: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from slurm_synergy.core.elastic import as_placed
 from slurm_synergy.core.model import JobStatus, Node, Placement, Plan, Snapshot
 from slurm_synergy.core.pipeline import floor_share, job_rate
 from slurm_synergy.core.resources import Resources
@@ -49,7 +50,7 @@ def ends(snapshot: Snapshot, plan: Plan) -> tuple[End, ...]:
     """
     statuses, found = status_of(snapshot), []
     for placement in plan.placements:
-        status = statuses[placement.job_id]
+        status = as_placed(snapshot, statuses[placement.job_id], placement)
         job = status.job
         expected_s = latest_s = math.inf
         shares = [share for _, share in placement.shares]
@@ -80,7 +81,9 @@ class Openings:
         self._nodes = {node.name: node for node in snapshot.nodes}
         statuses = status_of(snapshot)
         self._taken = {
-            placement.job_id: self._floors(statuses[placement.job_id], placement)
+            placement.job_id: self._floors(
+                as_placed(snapshot, statuses[placement.job_id], placement), placement
+            )
             for placement in plan.placements
         }
         self._free = {

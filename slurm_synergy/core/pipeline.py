@@ -40,6 +40,7 @@ __all__ = [
     "proportional_rate",
     "proportional_share",
     "reference_rate",
+    "supply_rate",
     "table_rate",
 ]
 
@@ -100,8 +101,11 @@ def table_rate(table: SensitivityTable, gpus: int, cpus: int, mem_mib: int) -> f
     return rate * gpus
 
 
-def _supply_rate(profile: Profile, gpus: int, cpus: int, mem_mib: int) -> float:
-    """Samples/s that one node of a job with a known profile can deliver to ``gpus`` GPUs."""
+def supply_rate(profile: Profile, gpus: int, cpus: int, mem_mib: int) -> float:
+    """Samples/s that one node of a job with a known profile can deliver to ``gpus`` GPUs.
+
+    The profile has a pipeline model or a table.
+    """
     if profile.table is not None:
         return table_rate(profile.table, gpus, cpus, mem_mib)
     assert profile.pipeline is not None
@@ -116,17 +120,30 @@ def job_rate(profile: Profile, gpu_type: str, shares: Sequence[Resources]) -> fl
     per_gpu = profile.gpu_rate_per_gpu.get(gpu_type)
     if per_gpu is None or not shares or (profile.pipeline is None and profile.table is None):
         return None
-    gpus = sum(share.gpus for share in shares)
-    fed = min(
-        _supply_rate(profile, share.gpus, share.cpus, share.mem_mib) * gpus / share.gpus
-        for share in shares
-    )
+    if len(shares) == 1:  # most jobs; a generator takes three times as long
+        (share,) = shares
+        gpus = share.gpus
+        fed = supply_rate(profile, gpus, share.cpus, share.mem_mib) * gpus / gpus
+    else:
+        gpus = sum(share.gpus for share in shares)
+        fed = min(
+            supply_rate(profile, share.gpus, share.cpus, share.mem_mib) * gpus / share.gpus
+            for share in shares
+        )
     return min(per_gpu * gpus, fed)
 
 
 def fit_to_job(profile: Profile, job: Job) -> Profile:
-    """The profile with the process memory that the user named for this very job, if any."""
-    if profile.pipeline is None or not job.min_mem_mib_per_node:
+    """The profile as far as it holds for this very job.
+
+    With the process memory that the user named, if any; without the pipeline where it was measured
+    behind fewer GPUs than the job has on a node, which is as good as not known.
+    """
+    if profile.pipeline is None:
+        return profile
+    if 0 < profile.measured_gpus < job.gpus // (job.nodes or 1):
+        return replace(profile, pipeline=None)
+    if not job.min_mem_mib_per_node:
         return profile
     pipeline = replace(profile.pipeline, process_mem_mib=job.min_mem_mib_per_node)
     return replace(profile, pipeline=pipeline)
@@ -172,7 +189,10 @@ def demand(status: JobStatus, node: Node, gpus_on_node: int) -> Demand:
     rate at the proportional share. An unknown profile, or a job that cannot follow a lease,
     demands its proportional share.
     """
-    share = proportional_share(status, node, gpus_on_node)
+    return _demand(status, node, gpus_on_node, proportional_share(status, node, gpus_on_node))
+
+
+def _demand(status: JobStatus, node: Node, gpus_on_node: int, share: Resources) -> Demand:
     if not _knows(status, node.gpu_type):
         return Demand(cpus=share.cpus, mem_mib=share.mem_mib)
     step = cpu_step(status.job, gpus_on_node)
@@ -185,6 +205,8 @@ def demand(status: JobStatus, node: Node, gpus_on_node: int) -> Demand:
     steps = range(step, most_cpus, step)
     at = bisect_left(steps, target, key=_rate_by_cores(status.profile, gpus_on_node, most_mem_mib))
     cpus = steps[at] if at < len(steps) else most_cpus
+    if not status.profile.confident:
+        cpus = max(cpus, share.cpus)
     most = Resources(gpus=gpus_on_node, cpus=cpus, mem_mib=most_mem_mib)
     return Demand(cpus=cpus, mem_mib=_least_mem_mib(status, target, most))
 
@@ -242,7 +264,7 @@ def floor_share(status: JobStatus, node: Node, gpus_on_node: int) -> Resources:
     table need not be such a minimum; where it is not, the floor is the whole share.
     """
     share = proportional_share(status, node, gpus_on_node)
-    wish = demand(status, node, gpus_on_node)
+    wish = _demand(status, node, gpus_on_node, share)
     least = Resources(
         gpus=gpus_on_node,
         cpus=min(wish.cpus, share.cpus),

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from slurm_synergy.core.resources import Resources
 
-__all__ = ["duration", "gib", "printable", "share_in_words"]
+__all__ = ["NAME_WIDTH", "clipped", "duration", "gib", "percent", "printable", "share_in_words"]
+
+NAME_WIDTH = 32
+"""Most characters of a job's name in a table: Slurm takes names of any length."""
 
 _MIB_PER_GIB = 1024
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
+
+
+def percent(share: float | None) -> str:
+    """A share of 1 in whole per cent; "-" where it is not known."""
+    return "-" if share is None else f"{share:.0%}"
 
 
 def gib(mem_mib: int) -> str:
@@ -27,6 +35,12 @@ def printable(text: str, *, keep: str = "") -> str:
         one if one.isprintable() or one in keep else one.encode("unicode_escape").decode()
         for one in text
     )
+
+
+def clipped(text: str, width: int = NAME_WIDTH) -> str:
+    """``text`` as it is printed, in at most ``width`` characters, the last one then "…"."""
+    text = printable(text)
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def duration(seconds: float) -> str:

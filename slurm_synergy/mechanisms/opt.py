@@ -31,7 +31,13 @@ from slurm_synergy.core.pipeline import (
 )
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.room import GpuLayout, Pool
-from slurm_synergy.mechanisms.placing import Party, build_layout, make_parties, make_placements
+from slurm_synergy.mechanisms.placing import (
+    Party,
+    build_layout,
+    make_parties,
+    make_placements,
+    pack,
+)
 from slurm_synergy.mechanisms.tune import choose_nodes, full_demand
 from slurm_synergy.milp import Constraint, Problem, Solution, Variable, solve
 
@@ -81,7 +87,7 @@ class Opt:
         requests = Requests.of_snapshot(snapshot)
         pool = requests.pool
         parties = make_parties(snapshot, decision, requests, full_demand)
-        packed = requests.pack([party.request for party in parties])
+        packed = pack(requests, decision, [party.request for party in parties])
         base = {job_id: layout for job_id, layout in packed.items() if layout is not None}
         placed = [party for party in parties if party.job_id in base]
         sorts = _sorts(pool, placed, base)

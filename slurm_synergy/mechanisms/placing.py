@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from slurm_synergy.core.elastic import as_granted
 from slurm_synergy.core.model import (
     Decision,
     JobStatus,
@@ -17,6 +18,7 @@ from slurm_synergy.core.model import (
 from slurm_synergy.core.packing import Request, Requests, Rule
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.room import Amounts, GpuLayout, Need, Needs, Pool, Shape
+from slurm_synergy.core.scaling import BatchSize
 from slurm_synergy.core.snapshot import held, status_of
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "build_layout",
     "make_parties",
     "make_placements",
+    "pack",
 ]
 
 
@@ -36,6 +39,7 @@ class Party:
     ``now`` is what it holds, if anything, ``frozen`` that this stays as it is. ``size`` is its
     demand (GPUs, cores, MiB) on a reference node of the pool, which does not depend on where the
     job is. ``order`` sorts: first jobs that only a restart can resize, then the largest.
+    ``status`` shows an elastic job as it is granted, with ``batch``.
     """
 
     job_id: int
@@ -48,6 +52,7 @@ class Party:
     now: Placement | None
     frozen: bool
     restarts_to_change: bool
+    batch: BatchSize | None = None
 
 
 def make_parties(
@@ -69,7 +74,7 @@ def make_parties(
     parties = []
     for rank, grant in enumerate(decision.grants):
         job_id = grant.job_id
-        status = statuses[job_id]
+        status = as_granted(snapshot, statuses[job_id], grant.configuration)
         request = requests.of(status, grant.configuration)
         want = wants.of(status) if alike else wants.own(status)
         sort = (request.shape, want)
@@ -90,9 +95,17 @@ def make_parties(
                 now=now,
                 frozen=request.frozen,
                 restarts_to_change=restarts,
+                batch=grant.configuration.batch,
             )
         )
     return parties
+
+
+def pack(
+    requests: Requests, decision: Decision, asked: Sequence[Request]
+) -> Mapping[int, GpuLayout | None]:
+    """Where the granted jobs fit together: as the policy has found, else by ``Requests.pack``."""
+    return requests.pack(asked) if decision.packing is None else decision.packing
 
 
 def _size(request: Request, pool: Pool, want: Need) -> Amounts:
@@ -129,7 +142,12 @@ def make_placements(
             continue
         gpu_type, parts = layouts[job_id]
         rows = list(zip(parts, shared.cpus[job_id], shared.mem_mib[job_id], strict=True))
-        if now is not None and now.gpu_type == gpu_type and _same(now, rows):
+        if (
+            now is not None
+            and now.gpu_type == gpu_type
+            and now.batch == party.batch
+            and _same(now, rows)
+        ):
             placements.append(now)
             continue
         shares = []
@@ -138,7 +156,9 @@ def make_placements(
             if key not in known:
                 known[key] = Resources(gpus=gpus, cpus=cpus, mem_mib=mem_mib)
             shares.append((name, known[key]))
-        placements.append(Placement(job_id=job_id, gpu_type=gpu_type, shares=tuple(shares)))
+        placements.append(
+            Placement(job_id=job_id, gpu_type=gpu_type, shares=tuple(shares), batch=party.batch)
+        )
     return tuple(placements)
 
 

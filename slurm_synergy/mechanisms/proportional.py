@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from slurm_synergy.core.elastic import as_granted
 from slurm_synergy.core.model import Decision, JobStatus, Layout, Placement, Snapshot
 from slurm_synergy.core.packing import Request, Requests
 from slurm_synergy.core.pipeline import proportional_share
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.room import GpuLayout
+from slurm_synergy.core.scaling import BatchSize
 from slurm_synergy.core.snapshot import status_of
 from slurm_synergy.mechanisms.placing import (
     build_layout,
     make_parties,
     make_placements,
+    pack,
 )
 from slurm_synergy.mechanisms.sharing import share_out
 
@@ -37,7 +40,7 @@ class Proportional:
             return Layout(placements=tuple(placements))
         pool = requests.pool
         parties = make_parties(snapshot, decision, requests, proportional_share)
-        packed = requests.pack([party.request for party in parties])
+        packed = pack(requests, decision, [party.request for party in parties])
         layouts = {job_id: layout for job_id, layout in packed.items() if layout is not None}
         placed = [party for party in parties if party.job_id in layouts]
         placed.sort(key=lambda party: party.order)
@@ -57,26 +60,39 @@ def _whole_shares(
     Nothing has to be shared out then, so a share that was given before is given again.
     """
     statuses = status_of(snapshot)
-    granted = [requests.of(statuses[one.job_id], one.configuration) for one in decision.grants]
-    if any([one.held is not None for one in granted]):  # noqa: C419 - quicker
-        return None
-    packed = requests.pack(granted)
+    granted = []
+    for grant in decision.grants:
+        request = requests.of_grant(grant)
+        if request is None:
+            status = as_granted(snapshot, statuses[grant.job_id], grant.configuration)
+            request = requests.of(status, grant.configuration)
+        if request.held is not None:
+            return None
+        granted.append(request)
+    packed = pack(requests, decision, granted)
     known = snapshot.of_nodes.get(_Shares)
     if not isinstance(known, _Shares) or len(known) > 2 * len(statuses) + _FORGOTTEN_AT_LEAST:
         known = snapshot.of_nodes[_Shares] = _Shares()
     used = {node.name: [0, 0, 0] for node in snapshot.nodes}
     placements = []
-    for request in granted:
-        job_id = request.job_id
+    for request, grant in zip(granted, decision.grants, strict=True):
+        job_id, batch = request.job_id, grant.configuration.batch
         layout = packed[job_id]
-        before = known.get(job_id)
         if layout is None:
             return None
-        if before is None or before[0] is not request or before[1] is not layout:
-            placement = _whole_share(statuses[job_id], request, requests, layout)
+        before = known.get(job_id)
+        if (
+            before is None
+            or before[0] is not request
+            or before[1] is not layout
+            or before[2].batch != batch
+        ):
+            status = as_granted(snapshot, statuses[job_id], grant.configuration)
+            placement = _whole_share(status, request, requests, layout, batch)
             before = known[job_id] = (request, layout, placement)
-        placements.append(before[2])
-        for name, share in before[2].shares:
+        placement = before[2]
+        placements.append(placement)
+        for name, share in placement.shares:
             row = used[name]
             row[0] += share.gpus
             row[1] += share.cpus
@@ -90,7 +106,11 @@ def _whole_shares(
 
 
 def _whole_share(
-    status: JobStatus, request: Request, requests: Requests, layout: GpuLayout
+    status: JobStatus,
+    request: Request,
+    requests: Requests,
+    layout: GpuLayout,
+    batch: BatchSize | None,
 ) -> Placement:
     want, pool = requests.needs(proportional_share).of(status), requests.pool
     shares = []
@@ -98,7 +118,7 @@ def _whole_share(
         kind = pool.kind_of[pool.number[name]]
         _, cpus, mem_mib = map(max, want.at(kind, gpus), request.need.at(kind, gpus))
         shares.append((name, Resources(gpus=gpus, cpus=cpus, mem_mib=mem_mib)))
-    return Placement(job_id=request.job_id, gpu_type=layout[0], shares=tuple(shares))
+    return Placement(job_id=request.job_id, gpu_type=layout[0], shares=tuple(shares), batch=batch)
 
 
 PROPORTIONAL = Proportional()

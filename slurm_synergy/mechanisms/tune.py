@@ -24,6 +24,7 @@ from slurm_synergy.mechanisms.placing import (
     build_layout,
     make_parties,
     make_placements,
+    pack,
 )
 from slurm_synergy.mechanisms.sharing import Left, neighbours, share_out
 
@@ -51,7 +52,7 @@ class Tune:
         requests = Requests.of_snapshot(snapshot)
         pool = requests.pool
         parties = make_parties(snapshot, decision, requests, full_demand)
-        packed = requests.pack([party.request for party in parties])
+        packed = pack(requests, decision, [party.request for party in parties])
         base = {job_id: layout for job_id, layout in packed.items() if layout is not None}
         placed = [party for party in parties if party.job_id in base]
         placed.sort(key=lambda party: party.order)

@@ -26,7 +26,7 @@ SOLVING = {"opt"}
 SKIPPING = {name for name, one in MECHANISMS.items() if getattr(one, "may_skip", False)}
 # These rank by age or by the service had so far, so time alone is an event to them: las shares out
 # time by stopping what ran in favour of what waited.
-AGEING = {"ftf", "ftf_ascending", "las"}
+AGEING = {"ftf", "ftf_ascending", "las", "sia"}
 PAIRS = list(itertools.product(sorted(POLICIES), sorted(set(MECHANISMS) - SOLVING)))
 every_pair = pytest.mark.parametrize(("policy", "mechanism"), PAIRS)
 every_full_pair = pytest.mark.parametrize(

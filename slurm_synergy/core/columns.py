@@ -1,0 +1,178 @@
+"""The columns of Sia's matrix: configurations of the pool, and odd shapes beside them. Pure.
+
+Of the shapes that users ask for, or jobs hold, each that is no configuration of the pool is a
+column too; it counts as the smallest configuration that covers it (algorithms C.8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from slurm_synergy.core.configurations import (
+    Capacities,
+    Usage,
+    configuration_set,
+    pieces,
+    usage,
+)
+from slurm_synergy.core.model import Configuration, Elasticity, Job, JobStatus
+from slurm_synergy.core.snapshot import held
+
+__all__ = ["Columns", "Key", "suits"]
+
+Key = tuple[str, int, int | None]
+"""GPU type, GPUs and nodes of a configuration."""
+
+# Until Python 3.12, looking up a member of an enumeration takes longer than comparing it.
+_RIGID = Elasticity.RIGID
+
+
+def suits(capacities: Capacities, job: Job) -> bool:
+    """Whether the pool has a configuration that the job may have, whatever others hold."""
+    there = [kind for kind in capacities.gpu_types if not job.gpu_types or kind in job.gpu_types]
+    if job.elasticity is not _RIGID:
+        return any(capacities.gpus(kind) >= job.least_gpus for kind in there)
+    for kind in there:
+        cover = _cover(capacities, (kind, job.gpus, job.nodes))
+        if cover is not None and _fits_alone(capacities, *cover):
+            return True
+    return False
+
+
+def _fits_alone(capacities: Capacities, cover: Configuration, times: int) -> bool:
+    made = usage(capacities, (cover,))
+    return bool((made.takes[:, 0] * times <= made.limits).all())
+
+
+def _held_key(status: JobStatus) -> Key | None:
+    now = held(status)
+    if now is None:
+        return None
+    nodes = None if _splits(status.job) else len(now.shares)
+    return now.gpu_type, now.gpus, nodes
+
+
+def _splits(job: Job) -> bool:
+    """Whether the job is rigid and may be split over nodes anyhow."""
+    return job.nodes is None and job.elasticity is _RIGID
+
+
+def _scale_limit(status: JobStatus) -> int:
+    """The most GPUs that the job may have next: twice what it was measured on (algorithms C.6).
+
+    What it merely holds does not count: it would be forgotten when the job is stopped to grow.
+    """
+    now, scaling = held(status), status.profile.scaling
+    most = max(now.gpus if now else 0, 2 * scaling.explored_gpus if scaling else 0)
+    return min(max(status.job.least_gpus, most), status.job.most_gpus)
+
+
+class Columns:
+    """The configurations, by number, and what they take.
+
+    ``held`` are the keys of what each job holds, ``limits`` the most GPUs that it may have next.
+    The first ``offered`` are those of the pool, in which elastic jobs choose; then come the shapes
+    of rigid jobs and odd ones that are held.
+    """
+
+    def __init__(
+        self, capacities: Capacities, jobs: Sequence[JobStatus], kinds: tuple[str, ...]
+    ) -> None:
+        self.held = [_held_key(status) for status in jobs]
+        self.limits = [_scale_limit(status) for status in jobs]
+        elastic = [
+            max(limit, 2 * status.job.least_gpus)
+            for status, limit in zip(jobs, self.limits, strict=True)
+            if status.job.elasticity is not _RIGID
+        ]
+        pool: tuple[Configuration, ...] = ()
+        if elastic:
+            # The smallest that the pool offers may be larger than the smallest that a job allows.
+            most = max(elastic)
+            largest = max((size for _, size in capacities.whole), default=1)
+            pool = configuration_set(capacities, most_gpus=max(most, largest))
+        self.offered = len(pool)
+        odd = _odd_shapes(capacities, jobs, self.held, {_key(one) for one in pool})
+        covers = {key: _cover(capacities, key) for key in sorted(odd, key=_order)}
+        fitting = {
+            key: cover
+            for key, cover in covers.items()
+            if cover is not None and _fits_alone(capacities, *cover)
+        }
+        self.all = pool + tuple(
+            Configuration(gpu_type=kind, gpus=gpus, nodes=nodes) for kind, gpus, nodes in fitting
+        )
+        self.usage = _usage(capacities, pool, list(fitting.values()))
+        self.at: dict[Key | None, int] = {_key(one): at for at, one in enumerate(self.all)}
+        self.kinds = kinds
+        number = {kind: at for at, kind in enumerate(self.kinds)}
+        self.kind = np.array([number[one.gpu_type or ""] for one in self.all], dtype=np.int64)
+        self.gpus = np.array([one.gpus for one in self.all], dtype=np.int64)
+        # A job that may be split is taken to fill the largest pieces.
+        sizes = {kind: max(capacities.pieces(kind)) for kind in capacities.gpu_types}
+        self.each = [
+            one.gpus // one.nodes if one.nodes else min(one.gpus, sizes[one.gpu_type or ""])
+            for one in self.all
+        ]
+        self.nodes = -(-self.gpus // np.array(self.each, dtype=np.int64))
+        self.pairs = [
+            (one.gpu_type or "", each) for one, each in zip(self.all, self.each, strict=True)
+        ]
+
+
+def _key(configuration: Configuration) -> Key:
+    return configuration.gpu_type or "", configuration.gpus, configuration.nodes
+
+
+def _order(key: Key) -> tuple[str, int, int]:
+    return key[0], key[1], key[2] or 0
+
+
+def _odd_shapes(
+    capacities: Capacities,
+    jobs: Sequence[JobStatus],
+    holds: Sequence[Key | None],
+    known: set[Key],
+) -> set[Key]:
+    """Shapes that rigid jobs ask for, or that elastic ones hold, beside the ``known`` ones."""
+    found: set[Key] = set()
+    for status, now in zip(jobs, holds, strict=True):
+        job = status.job
+        if job.elasticity is _RIGID:
+            kinds = job.gpu_types or capacities.gpu_types
+            found.update((kind, job.gpus, job.nodes) for kind in kinds)
+        elif now is not None:
+            found.add(now)
+    there = set(capacities.gpu_types)
+    return {key for key in found - known if key[0] in there}
+
+
+def _cover(capacities: Capacities, key: Key) -> tuple[Configuration, int] | None:
+    """A configuration of the pool, and how many of it, that certainly have room for a shape."""
+    kind, gpus, nodes = key
+    sizes, largest = capacities.node_sizes(kind), max(capacities.pieces(kind))
+    if nodes is None:
+        return Configuration(gpu_type=kind, gpus=1, nodes=1), gpus
+    each = gpus // nodes
+    power = 1 << (each - 1).bit_length()
+    if each not in sizes or pieces(each) == (each,):
+        if power <= largest:
+            return Configuration(gpu_type=kind, gpus=power, nodes=1), nodes
+        enough = [size for size in sizes if size >= each]
+        if not enough:
+            return None
+        each = min(enough)
+    return Configuration(gpu_type=kind, gpus=each, nodes=1), nodes
+
+
+def _usage(
+    capacities: Capacities,
+    pool: tuple[Configuration, ...],
+    covers: Sequence[tuple[Configuration, int]],
+) -> Usage:
+    made = usage(capacities, (*pool, *(one for one, _ in covers)))
+    times = np.array([1.0] * len(pool) + [float(count) for _, count in covers])
+    return replace(made, takes=made.takes * times[None, :])

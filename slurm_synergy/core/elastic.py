@@ -1,0 +1,281 @@
+"""An elastic job on a configuration is a rigid job of that shape, with the speed that it has there.
+
+So packing, mechanisms and checks need to know nothing of elasticity: they look at the job as it is
+granted, or placed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from slurm_synergy.core.goodput import ThroughputModel
+from slurm_synergy.core.model import (
+    Configuration,
+    Elasticity,
+    Job,
+    JobStatus,
+    Placement,
+    Profile,
+    Snapshot,
+)
+from slurm_synergy.core.scaling import BatchSize, Scaling, TypeSpeed
+
+__all__ = [
+    "as_granted",
+    "as_placed",
+    "as_shaped",
+    "configuration_of",
+    "gpus_per_replica",
+    "model_on",
+    "models_on",
+    "objection",
+    "reshaped",
+]
+
+# Until Python 3.12, looking up a member of an enumeration takes longer than comparing it.
+_RIGID = Elasticity.RIGID
+_FORGOTTEN_AT_LEAST = 1000
+
+
+def gpus_per_replica(job: Job, scaling: Scaling | None, gpu_type: str) -> int:
+    """Over how many GPUs of that type one copy of the job's model is split."""
+    speed = scaling.speeds.get(gpu_type) if scaling else None
+    own = speed.gpus_per_replica if speed else None
+    return own or job.scale_unit
+
+
+def model_on(scaling: Scaling, gpu_type: str) -> ThroughputModel | None:
+    """The throughput model to use for GPUs of ``gpu_type`` (algorithms C.5); None if not known.
+
+    Where the job ran on several GPUs of another type only, that type's model is taken, faster or
+    slower by the ratio of both types with a single GPU. Without any such run the model of
+    single-GPU profiles says that scaling is perfect.
+    """
+    own = scaling.speeds.get(gpu_type)
+    return None if own is None else _taught(own, _teacher(scaling))
+
+
+def models_on(scaling: Scaling) -> dict[str, ThroughputModel]:
+    """``model_on`` for all types of which something is known."""
+    teacher = _teacher(scaling)
+    return {kind: _taught(own, teacher) for kind, own in scaling.speeds.items()}
+
+
+def _teacher(scaling: Scaling) -> TypeSpeed | None:
+    """The type from which others learn how the job scales: the one on which it ran largest."""
+    # Of equal ones the first by name.
+    other: TypeSpeed | None = None
+    for kind in sorted(scaling.speeds):
+        one = scaling.speeds[kind]
+        if _has_scaled(one) and (other is None or one.explored_gpus > other.explored_gpus):
+            other = one
+    return other
+
+
+def _taught(own: TypeSpeed, other: TypeSpeed | None) -> ThroughputModel:
+    if other is None or _has_scaled(own):
+        return own.model
+    return _slowed(other.model, _single_rate(other) / _single_rate(own))
+
+
+def _has_scaled(speed: TypeSpeed) -> bool:
+    return speed.explored_gpus > (speed.gpus_per_replica or 1)
+
+
+def _single_rate(speed: TypeSpeed) -> float:
+    """Samples/s of one replica with the largest batch that it takes."""
+    model, batch = speed.model, speed.local_most
+    return batch / (model.compute_s + model.compute_s_per_sample * batch)
+
+
+def _slowed(model: ThroughputModel, factor: float) -> ThroughputModel:
+    return ThroughputModel(
+        compute_s=model.compute_s * factor,
+        compute_s_per_sample=model.compute_s_per_sample * factor,
+        node_sync_s=model.node_sync_s * factor,
+        node_sync_s_per_replica=model.node_sync_s_per_replica * factor,
+        network_sync_s=model.network_sync_s * factor,
+        network_sync_s_per_replica=model.network_sync_s_per_replica * factor,
+        overlap=model.overlap,
+    )
+
+
+def reshaped(job: Job, configuration: Configuration) -> Job:
+    """The job as a rigid one of that shape.
+
+    Each of its nodes has as many tasks per GPU as the user asked for. The memory that its processes
+    need on a node grows with its GPUs there, but is never taken to shrink (promise P7).
+    """
+    gpus, nodes = configuration.gpus, configuration.nodes
+    only = configuration.gpu_type
+    asked = max(job.gpus // (job.nodes or 1), 1)
+    each = gpus // (nodes or 1)
+    return replace(
+        job,
+        elasticity=_RIGID,
+        gpus=gpus,
+        nodes=nodes,
+        gpu_types=(only,) if only else job.gpu_types,
+        tasks_per_node=max(job.tasks_per_node * each // asked, 1),
+        min_mem_mib_per_node=-(-job.min_mem_mib_per_node * max(each, asked) // asked),
+    )
+
+
+def as_granted(snapshot: Snapshot, status: JobStatus, configuration: Configuration) -> JobStatus:
+    """The job as it is on ``configuration``: ``status`` itself unless that changes an elastic job.
+
+    The same job, profile and configuration give the same job and profile, as objects, in all rounds
+    with the same nodes.
+    """
+    job = status.job
+    if job.elasticity is _RIGID or _is_own(job, configuration):
+        return status
+    known = _Shapes.of_snapshot(snapshot)
+    found = known.get(job.job_id)
+    if found is None or not found.serves(status, configuration):
+        found = known[job.job_id] = _Shape(status, configuration, found)
+    return JobStatus(  # a replace() would take three times as long
+        job=found.job,
+        profile=found.profile,
+        phase=status.phase,
+        lease=status.lease,
+        done_samples=status.done_samples,
+        attained_service_gpu_s=status.attained_service_gpu_s,
+        restarts=status.restarts,
+        blocked=status.blocked,
+        held_by_us=status.held_by_us,
+    )
+
+
+def as_placed(snapshot: Snapshot, status: JobStatus, placement: Placement) -> JobStatus:
+    """``as_granted`` on the configuration of ``placement``."""
+    if status.job.elasticity is _RIGID:
+        return status
+    configuration = configuration_of(placement)
+    return status if configuration is None else as_granted(snapshot, status, configuration)
+
+
+def as_shaped(job: Job, placement: Placement) -> Job:
+    """The job alone as a rigid one of the shape of ``placement``; itself when it is rigid."""
+    if job.elasticity is _RIGID:
+        return job
+    configuration = configuration_of(placement)
+    if configuration is None or _is_own(job, configuration):
+        return job
+    return reshaped(job, configuration)
+
+
+def configuration_of(placement: Placement) -> Configuration | None:
+    """The configuration that a placement is one of; None where its nodes have unlike GPU counts."""
+    counts = {share.gpus for _, share in placement.shares}
+    if len(counts) > 1:
+        return None
+    return Configuration(
+        gpus=placement.gpus,
+        nodes=len(placement.shares),
+        gpu_type=placement.gpu_type,
+        batch=placement.batch,
+    )
+
+
+def _is_own(job: Job, configuration: Configuration) -> bool:
+    """Whether it is just what the user asked for."""
+    only = configuration.gpu_type
+    return (
+        configuration.batch is None
+        and configuration.gpus == job.gpus
+        and (job.nodes is None or configuration.nodes == job.nodes)
+        and (only is None or not job.gpu_types or only in job.gpu_types)
+    )
+
+
+class _Shape:
+    """An elastic job on one configuration, with what it was made from."""
+
+    __slots__ = ("_configuration", "_job", "_profile", "job", "profile")
+
+    def __init__(
+        self, status: JobStatus, configuration: Configuration, before: _Shape | None
+    ) -> None:
+        self._job, self._profile = status.job, status.profile
+        self._configuration = configuration
+        self.job: Job
+        if before is not None and before.has_shape(status, configuration):
+            self.job = before.job
+        else:
+            self.job = reshaped(status.job, configuration)
+        self.profile = _profile_on(status, configuration)
+
+    def has_shape(self, status: JobStatus, configuration: Configuration) -> bool:
+        """Whether it is this very job in that shape, with whatever batch and speed."""
+        own = self._configuration
+        return (
+            self._job is status.job
+            and own.gpus == configuration.gpus
+            and own.nodes == configuration.nodes
+            and own.gpu_type == configuration.gpu_type
+        )
+
+    def serves(self, status: JobStatus, configuration: Configuration) -> bool:
+        """Whether it is this very job on that configuration."""
+        return (
+            self._job is status.job
+            and self._profile is status.profile
+            and self._configuration == configuration
+        )
+
+
+class _Shapes(dict[int, _Shape]):
+    """Shapes by job id; kept with the nodes, as they depend on nothing else of a round."""
+
+    @classmethod
+    def of_snapshot(cls, snapshot: Snapshot) -> _Shapes:
+        """What there is for the nodes of ``snapshot``."""
+        found = snapshot.of_nodes.get(cls)
+        if not isinstance(found, cls) or len(found) > 2 * len(snapshot.jobs) + _FORGOTTEN_AT_LEAST:
+            found = snapshot.of_nodes[cls] = cls()
+        return found
+
+
+def _profile_on(status: JobStatus, configuration: Configuration) -> Profile:
+    """The profile whose rate per GPU is that of the whole configuration, shared by its GPUs."""
+    profile, scaling, kind = status.profile, status.profile.scaling, configuration.gpu_type
+    batch = configuration.batch
+    if scaling is None or kind is None or batch is None:
+        return profile
+    model = model_on(scaling, kind)
+    if model is None:
+        return profile
+    rate = model.rate(configuration.nodes or 1, batch.replicas, batch.local, batch.accumulation)
+    return replace(profile, gpu_rate_per_gpu={kind: rate / configuration.gpus})
+
+
+def objection(status: JobStatus, placement: Placement) -> str | None:
+    """Why an elastic job must not be placed like that; None if it may, or if it is rigid."""
+    job = status.job
+    if job.elasticity is _RIGID:
+        return None
+    configuration = configuration_of(placement)
+    if configuration is None:
+        return None if placement.gpus == job.gpus else "its nodes have unlike numbers of GPUs"
+    if _is_own(job, configuration):
+        return None
+    unit = gpus_per_replica(job, status.profile.scaling, placement.gpu_type)
+    gpus = placement.gpus
+    if not job.least_gpus <= gpus <= job.most_gpus or gpus % unit:
+        return f"it may run on {job.least_gpus} to {job.most_gpus} GPUs in multiples of {unit}"
+    return _objection_to_batch(job, placement.batch, gpus // unit)
+
+
+def _objection_to_batch(job: Job, batch: BatchSize | None, replicas: int) -> str | None:
+    if batch is None:
+        return None
+    if job.batch is None or batch.replicas != replicas:
+        return f"its batch of {batch.total} is not one that it may have"
+    least, most = job.batch
+    if job.elasticity is Elasticity.STRONG_SCALING:
+        most = least
+    # Whole samples per replica may round a total up by less than one sample for each pass.
+    if not least <= batch.total < most + replicas * (batch.accumulation + 1):
+        return f"its batch may be {least} to {most}, not {batch.total}"
+    return None

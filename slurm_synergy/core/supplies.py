@@ -1,0 +1,81 @@
+"""What the input pipelines of jobs deliver on the proportional shares of nodes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slurm_synergy.core.columns import Columns
+from slurm_synergy.core.elastic import reshaped
+from slurm_synergy.core.model import Configuration, JobStatus, Node, Snapshot
+from slurm_synergy.core.pipeline import min_mem_mib, proportional_share, supply_rate
+from slurm_synergy.core.resources import Resources
+
+__all__ = ["Supplies"]
+
+Floats = NDArray[np.float64]
+
+
+class Supplies:
+    """Samples/s that the proportional shares of nodes deliver to their GPUs, by configuration."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._kinds: dict[str, list[Node]] = {}
+        for node in {(one.gpu_type, one.total): one for one in snapshot.nodes}.values():
+            self._kinds.setdefault(node.gpu_type, []).append(node)
+        self._shares: dict[object, list[Resources]] = {}
+        self._rows: dict[object, Floats] = {}
+        self._configurations: tuple[Configuration, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def rows(self, jobs: Sequence[JobStatus], columns: Columns) -> Floats:
+        """What each job's input pipeline delivers in each column ``(J, K)``; infinite if unknown.
+
+        What was computed for the same columns before is not computed again.
+        """
+        if columns.all != self._configurations:
+            self._rows.clear()
+            self._configurations = columns.all
+        nothing_known = np.full(len(columns.all), np.inf)
+        return np.array(
+            [self._row(status, columns, nothing_known) for status in jobs], dtype=np.float64
+        ).reshape(len(jobs), len(columns.all))
+
+    def _row(self, status: JobStatus, columns: Columns, nothing_known: Floats) -> Floats:
+        job, profile = status.job, status.profile
+        if (profile.pipeline is None and profile.table is None) or not job.wrapped:
+            return nothing_known
+        asked = job.gpus // (job.nodes or 1)
+        sort = (job.min_mem_mib_per_node, min_mem_mib(status), job.tasks_per_node, asked)
+        key = (profile.pipeline, profile.table, *sort)
+        row = self._rows.get(key)
+        if row is None:
+            rates = {
+                (kind, each): self._rate(status, sort, kind, each)
+                for kind, each in set(columns.pairs)
+            }
+            counts = columns.gpus / np.array([each for _, each in columns.pairs])
+            row = self._rows[key] = counts * np.array([rates[pair] for pair in columns.pairs])
+        return row
+
+    def _rate(self, status: JobStatus, sort: object, kind: str, gpus: int) -> float:
+        """On the least of the nodes of that type that have so many GPUs."""
+        key = (sort, kind, gpus)
+        shares = self._shares.get(key)
+        if shares is None:
+            shape = Configuration(gpus=gpus, nodes=1, gpu_type=kind)
+            there = replace(status, job=reshaped(status.job, shape))
+            shares = self._shares[key] = [
+                proportional_share(there, node, gpus)
+                for node in self._kinds[kind]
+                if node.total.gpus >= gpus
+            ]
+        profile = status.profile
+        return min(
+            [supply_rate(profile, gpus, one.cpus, one.mem_mib) for one in shares], default=0.0
+        )

@@ -1,0 +1,401 @@
+"""Sia: the GPU type and number for every job, all at once (SOSP '23; algorithms part C).
+
+Each round is one assignment of configurations to jobs, in which a job gains by how much faster it
+learns there than on its smallest one, with less for those that are fast already, and less for a
+move the more restarts have cost it. What is chosen is then placed with as few moves as possible.
+Cores and memory are left to the mechanism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from slurm_synergy.core.assignment import IDLE, Assignment, Choices, Ints, assign
+from slurm_synergy.core.columns import suits
+from slurm_synergy.core.configurations import Capacities, tally
+from slurm_synergy.core.elastic import as_granted, configuration_of
+from slurm_synergy.core.market import Choice, Market, amount
+from slurm_synergy.core.model import (
+    Configuration,
+    Decision,
+    Elasticity,
+    Grant,
+    JobPhase,
+    JobStatus,
+    Reason,
+    ReasonCode,
+    Snapshot,
+)
+from slurm_synergy.core.packing import Request, Requests, parts_of
+from slurm_synergy.core.placer import Placed, place_configurations
+from slurm_synergy.core.room import GpuLayout, Room
+from slurm_synergy.core.snapshot import held, is_pinned
+from slurm_synergy.core.valuation import IDLE_COST, Floats, gains, normalise, restart_factor
+from slurm_synergy.core.worth import Worth, worth_of
+
+__all__ = ["SIA", "Offer", "Sia"]
+
+# What standing in the queue counts for: it decides between jobs that gain the same.
+_TIE = 1e-6
+_PARAMETERS = ("power", "idle_cost", "most_factor", "gap")
+_DRAINED = Reason(code=ReasonCode.DRAINED, text="the controller drains: nothing is started")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """One round's matrix and what was chosen; ``gains`` is over being idle."""
+
+    worth: Worth
+    gains: Floats
+    found: Assignment
+
+    def price(self, column: int) -> float:
+        """What the other jobs would gain with the GPUs of a configuration, at the margin."""
+        return float(self.found.prices @ self.worth.usage.takes[:, column])
+
+    def prices(self) -> dict[str, float]:
+        """What one GPU of each type is worth at the margin."""
+        prices: dict[str, float] = {}
+        for kind, price in zip(self.worth.usage.gpu_types, self.found.prices, strict=True):
+            # The first row of a type counts every GPU, those after it only larger pieces.
+            prices.setdefault(kind, round(float(price), 6))
+        return prices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sia:
+    """The policy. ``power`` is the fairness exponent p, ``idle_cost`` lambda, ``gap`` how near to
+    the best choice is near enough, relative. ``most_factor`` is what a move counts at most of the
+    same gain in place: it must be below 1, or jobs could change places for ever."""
+
+    name: str = "sia"
+    power: float = -0.5
+    idle_cost: float = IDLE_COST
+    gap: float = 1e-4
+    most_factor: float = 0.999
+
+    @property
+    def parameters(self) -> Mapping[str, float]:
+        """The settings of the policy, by name."""
+        return {name: getattr(self, name) for name in _PARAMETERS}
+
+    def as_reported(self, report: Mapping[str, object]) -> Sia:
+        """The policy with the settings that a plan's solver report names."""
+        said = report.get("parameters")
+        if not isinstance(said, Mapping):
+            return self
+        changes: dict[str, Any] = {name: float(said[name]) for name in _PARAMETERS if name in said}
+        return replace(self, **changes)
+
+    def choose(self, snapshot: Snapshot) -> Decision:
+        """A configuration for each job that gets one."""
+        jobs = _Field.of(snapshot)
+        offer = self.offer(snapshot, jobs.competing, jobs.kept)
+        decided = _Round(snapshot, jobs, offer).decision()
+        return replace(decided, solver={**decided.solver, "parameters": self.parameters})
+
+    def offer(
+        self, snapshot: Snapshot, jobs: Sequence[JobStatus], kept: Iterable[JobStatus] = ()
+    ) -> Offer:
+        """The best choice for ``jobs`` when ``kept`` ones keep what they hold."""
+        taken: dict[str, int] = {}
+        for status in kept:
+            now = held(status)
+            for name, share in now.shares if now else ():
+                taken[name] = taken.get(name, 0) + share.gpus
+        worth = worth_of(snapshot, jobs, taken)
+        brings = self._gains(snapshot, worth)
+        found = assign(
+            Choices(
+                gains=brings,
+                takes=worth.usage.takes,
+                limits=worth.usage.limits,
+                forced=np.array([status.job.guaranteed for status in jobs], dtype=bool),
+            ),
+            gap=self.gap,
+            start=_as_now(worth, brings),
+        )
+        return Offer(worth=worth, gains=brings, found=found)
+
+    def market(self, snapshot: Snapshot, job_id: int) -> Market | None:
+        """What was offered to a job in that round; None if it did not compete."""
+        jobs = _Field.of(snapshot)
+        ids = [status.job.job_id for status in jobs.competing]
+        if job_id not in ids:
+            return None
+        offer, row = self.offer(snapshot, jobs.competing, jobs.kept), ids.index(job_id)
+        goodput = offer.worth.goodput[row]
+        open_ = np.nonzero(np.isfinite(offer.gains[row]))[0].tolist()
+        least = min((goodput[column] for column in open_), default=1.0)
+        choices = {}
+        for column in open_:
+            one = offer.worth.configurations[column]
+            choices[column] = Choice(
+                gpu_type=one.gpu_type or "",
+                gpus=one.gpus,
+                nodes=one.nodes,
+                speedup=float(goodput[column] / least),
+                gain=float(offer.gains[row, column]),
+                price=offer.price(column),
+            )
+        return Market(
+            choices=tuple(choices.values()),
+            prices=offer.prices(),
+            chosen=choices.get(int(offer.found.chosen[row])),
+        )
+
+    def _gains(self, snapshot: Snapshot, worth: Worth) -> Floats:
+        jobs = worth.jobs
+        factors = restart_factor(
+            np.array([max(snapshot.now_s - one.job.submitted_s, 0.0) for one in jobs], dtype=float),
+            np.array([one.restarts for one in jobs], dtype=float),
+            np.array([one.profile.restart_s for one in jobs], dtype=float),
+        )
+        found = gains(
+            normalise(worth.goodput, worth.least_gpus),
+            worth.current,
+            np.minimum(factors, self.most_factor),
+            power=self.power,
+            idle_cost=self.idle_cost,
+        )
+        return found + _TIE * _standing(jobs)[:, None]
+
+
+def _standing(jobs: Sequence[JobStatus]) -> Floats:
+    """From 0 to 1 ``(J,)``: 1 for those that hold something, the others less the later they came.
+
+    It decides between equals only.
+    """
+    waits = [row for row, status in enumerate(jobs) if held(status) is None]
+    waits.sort(key=lambda row: _arrival(jobs[row]))
+    found = np.ones(len(jobs))
+    found[waits] = 1.0 - (1.0 + np.arange(len(waits))) / (1.0 + len(waits))
+    return found
+
+
+def _as_now(worth: Worth, brings: Floats) -> Ints | None:
+    """Each job on the column that it holds, if it may stay there."""
+    if not brings.size:
+        return None
+    here = np.take_along_axis(brings, worth.current[:, None], axis=1)[:, 0]
+    return np.where((worth.current >= 0) & np.isfinite(here), worth.current, IDLE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Field:
+    """Who competes: ``kept`` jobs keep what they hold, ``waiting`` ones must not start."""
+
+    kept: tuple[JobStatus, ...]
+    competing: tuple[JobStatus, ...]
+    waiting: Mapping[int, Reason] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> _Field:
+        """The jobs of a snapshot."""
+        kept: list[JobStatus] = []
+        competing: list[JobStatus] = []
+        waiting: dict[int, Reason] = {}
+        for status in snapshot.jobs:
+            if held(status) is not None:
+                stays = snapshot.draining or is_pinned(status, snapshot)
+                (kept if stays else competing).append(status)
+            elif status.blocked is not None:
+                waiting[status.job.job_id] = status.blocked
+            elif snapshot.draining:
+                waiting[status.job.job_id] = _DRAINED
+            else:
+                competing.append(status)
+        return cls(kept=tuple(kept), competing=tuple(competing), waiting=waiting)
+
+
+class _Round:
+    """From what was chosen to grants that certainly fit together."""
+
+    def __init__(self, snapshot: Snapshot, jobs: _Field, offer: Offer) -> None:
+        self._snapshot, self._jobs, self._offer = snapshot, jobs, offer
+        self._requests = Requests.of_snapshot(snapshot)
+        self._granted: list[tuple[JobStatus, Grant]] = []
+        self._layouts: dict[int, GpuLayout] = {}
+
+    def decision(self) -> Decision:
+        """The policy's word."""
+        wanted = [(status, _as_held(status)) for status in self._jobs.kept]
+        chosen = self._offer.found.chosen
+        for row in np.nonzero(chosen != IDLE)[0].tolist():
+            configuration = self._offer.worth.configuration(row, int(chosen[row]))
+            wanted.append((self._jobs.competing[row], configuration))
+        wanted.sort(key=lambda pair: _arrival(pair[0]))
+        asked = [self._request(status, configuration) for status, configuration in wanted]
+        placed = place_configurations(self._requests.pool, asked)
+        for status, configuration in wanted:
+            layout = placed.layouts.get(status.job.job_id)
+            if layout is not None:
+                self._grant(status, configuration, layout)
+        self._fill(placed.room)
+        self._granted.sort(key=lambda pair: _arrival(pair[0]))
+        return Decision(
+            grants=tuple(grant for _, grant in self._granted),
+            waiting=self._waiting(placed),
+            packing=self._layouts,
+            solver=self._report(),
+        )
+
+    def _request(self, status: JobStatus, configuration: Configuration) -> Request:
+        there = as_granted(self._snapshot, status, configuration)
+        return self._requests.of(there, configuration)
+
+    def _grant(self, status: JobStatus, configuration: Configuration, layout: GpuLayout) -> None:
+        job_id = status.job.job_id
+        self._layouts[job_id] = layout
+        self._granted.append((status, Grant(job_id=job_id, configuration=configuration)))
+
+    # what is left ----------------------------------------------------------------------------
+
+    def _fill(self, room: Room) -> None:
+        """Give GPUs that are left, for want of memory or in odd numbers, to jobs without any.
+
+        Those that hold some come first, then the others as they came, each on the least that it
+        may have.
+        """
+        rows = [
+            row
+            for row, status in enumerate(self._jobs.competing)
+            if status.job.job_id not in self._layouts
+        ]
+        rows.sort(key=lambda row: (self._jobs.competing[row].lease is None, *self._arrived(row)))
+        for row in rows:
+            if not room.free_gpus():
+                return
+            status = self._jobs.competing[row]
+            if room.free_gpus(status.job.gpu_types) < status.job.least_gpus:
+                continue
+            for configuration in self._modest(row):
+                request = self._request(status, configuration)
+                layout = _place_in(room, request)
+                if layout is not None:
+                    room.take(parts_of(self._requests.pool, layout, request.need))
+                    self._grant(status, replace(configuration, gpu_type=layout[0]), layout)
+                    break
+
+    def _arrived(self, row: int) -> tuple[float, int]:
+        return _arrival(self._jobs.competing[row])
+
+    def _modest(self, row: int) -> list[Configuration]:
+        """What the job holds, then its smallest configuration of each type, the best first."""
+        worth, brings = self._offer.worth, self._offer.gains[row]
+        open_ = np.nonzero(np.isfinite(brings))[0].tolist()
+        current = int(worth.current[row])
+        smallest: dict[str | None, int] = {}
+        for column in open_:
+            kind = worth.configurations[column].gpu_type
+            if kind not in smallest or self._gpus(column) < self._gpus(smallest[kind]):
+                smallest[kind] = column
+        order = sorted(smallest.values(), key=lambda column: (-brings[column], column))
+        first = [current] if current in open_ else []
+        return [worth.configuration(row, column) for column in dict.fromkeys(first + order)]
+
+    def _gpus(self, column: int) -> int:
+        return self._offer.worth.configurations[column].gpus
+
+    # words -----------------------------------------------------------------------------------
+
+    def _waiting(self, placed: Placed) -> dict[int, Reason]:
+        waiting = dict(self._jobs.waiting)
+        unplaced, words = set(placed.unplaced), _Words(self._snapshot, self._offer)
+        for row, status in enumerate(self._jobs.competing):
+            job_id = status.job.job_id
+            if job_id in self._layouts:
+                continue
+            reason = words.unplaced(status) if job_id in unplaced else words.idle(row)
+            if status.phase is JobPhase.RUNNING:
+                reason = Reason(code=ReasonCode.PREEMPTED, text=f"preempted: {reason.text}")
+            waiting[job_id] = reason
+        return waiting
+
+    def _report(self) -> dict[str, object]:
+        found, worth = self._offer.found, self._offer.worth
+        return {
+            "status": "optimal" if found.exact else "feasible",
+            "objective": found.objective,
+            "bound": found.bound,
+            "gap": found.gap,
+            "jobs": len(worth.jobs),
+            "configurations": len(worth.configurations),
+            "prices": self._offer.prices(),
+        }
+
+
+def _arrival(status: JobStatus) -> tuple[float, int]:
+    return status.job.submitted_s, status.job.job_id
+
+
+def _as_held(status: JobStatus) -> Configuration:
+    """The configuration that a job keeps."""
+    now = held(status)
+    if now is None or status.job.elasticity is Elasticity.RIGID:
+        return status.job.configuration
+    return configuration_of(now) or status.job.configuration
+
+
+def _place_in(room: Room, request: Request) -> GpuLayout | None:
+    """Where there is room for a job, at best where it is."""
+    if request.held is not None and request.may_stay and room.fits(request.held_parts):
+        return request.held
+    return room.find(request.shape, request.need)
+
+
+class _Words:
+    """Why jobs wait, one value for each case."""
+
+    def __init__(self, snapshot: Snapshot, offer: Offer) -> None:
+        self._snapshot, self._offer = snapshot, offer
+        self._prices = [offer.price(column) for column in range(len(offer.worth.configurations))]
+        self._whole: Capacities | None = None
+
+    def idle(self, row: int) -> Reason:
+        """The reason of a job for which no configuration was chosen."""
+        brings, worth = self._offer.gains[row], self._offer.worth
+        open_ = np.nonzero(np.isfinite(brings))[0]
+        if not len(open_):
+            return self._nothing_on_offer(worth.jobs[row])
+        best = int(open_[np.argmax(brings[open_] - np.array(self._prices)[open_])])
+        one = worth.configurations[best]
+        return Reason(
+            code=ReasonCode.NO_GPUS,
+            text=f"{amount(one.gpus, one.gpu_type or '', one.nodes)} would bring it "
+            f"{brings[best]:.2f}, and {'is' if one.gpus == 1 else 'are'} worth "
+            f"{self._prices[best]:.2f} to other jobs",
+        )
+
+    def unplaced(self, status: JobStatus) -> Reason:
+        """The reason of one that was chosen, and found no place."""
+        return Reason(
+            code=ReasonCode.FRAGMENTED,
+            text="the GPUs chosen for it are not free together with the memory and cores that it "
+            "needs at least",
+        )
+
+    def _nothing_on_offer(self, status: JobStatus) -> Reason:
+        if self._whole is None:
+            self._whole = tally(replace(one, capacity=one.total) for one in self._snapshot.nodes)
+        job = status.job
+        kinds = " or ".join(job.gpu_types) if job.gpu_types else "any type"
+        if not suits(self._whole, job):
+            return Reason(
+                code=ReasonCode.NEVER_FITS,
+                text=f"{job.least_gpus} GPUs ({kinds}) on {job.nodes or 'any number of'} nodes do "
+                "not fit into the pool even when it is empty",
+            )
+        return Reason(
+            code=ReasonCode.NO_GPUS,
+            text=f"needs {job.least_gpus} GPUs ({kinds}) in a shape that is out of reach: nodes "
+            "are down, or held by jobs that cannot be stopped",
+        )
+
+
+SIA = Sia()
+"""The policy called ``sia``."""
