@@ -47,7 +47,7 @@ class Cell:
         content = {
             "format": FORMAT,
             "settings": settings.model_dump(exclude={"trace", "cluster"}),
-            "trace": _digest_of(settings.trace),
+            "trace": _digest_of(settings.trace_name),
             "cluster": _digest_of(settings.cluster),
             "code": code,
         }

@@ -29,13 +29,21 @@ from slurm_synergy.core.model import (
     Plan,
     Profile,
     Reason,
+    ReasonCode,
     Snapshot,
 )
 from slurm_synergy.core.resources import Resources
+from slurm_synergy.core.values import maker
 from slurm_synergy.errors import ClusterError
+from slurm_synergy.simulator.learning import Learning
+from slurm_synergy.simulator.pace import Pace
 from slurm_synergy.simulator.truth import SimulatedJob, true_rate
 
 __all__ = ["Costs", "Running", "SimulatedCluster", "SimulatedRecords", "VirtualClock", "World"]
+
+_OUTCOME, _RECORD = maker(Outcome), maker(Record)
+# The actions that make a lease; a union would be made anew at each question.
+_LEASED = (Start, Resize)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,18 +90,43 @@ class Running:
     queue_area: float = 0.0
     waiting: ObservedJob | None = None
     rated: tuple[Placement | None, float] = (None, 0.0)
+    pace: Pace | None = None
+    learning: Learning | None = None
+    held_s: float = 0.0
 
     def finish_s(self) -> float:
         """When it ends if nothing changes; infinite while it does not advance."""
         if self.rate <= 0 or self.stopping_until_s is not None:
             return float("inf")
+        if self.pace is not None:
+            return self.since_s + self.pace.left_s(self.done)
         return self.since_s + max(self.spec.samples - self.done, 0.0) / self.rate
 
     def progress(self, now_s: float) -> None:
         """Bring ``done`` up to ``now_s``."""
         if now_s > self.since_s:
-            self.done = min(self.done + self.rate * (now_s - self.since_s), self.spec.samples)
+            if self.pace is None or not self.rate:
+                self.done = min(self.done + self.rate * (now_s - self.since_s), self.spec.samples)
+            else:
+                self.done = self.pace.after(self.done, now_s - self.since_s)
             self.since_s = now_s
+
+    def let_go(self, now_s: float) -> None:
+        """Count what it has held, at the moment at which it gives that back."""
+        if self.placement is not None:
+            span_s = now_s - self.held_since_s
+            self.gpu_s += span_s * self.placement.gpus
+            self.held_s += span_s
+
+    @property
+    def belief(self) -> Profile:
+        """What the scheduler believes of it now."""
+        return self.spec.belief if self.learning is None else self.learning.belief
+
+    def learn(self) -> None:
+        """Let the scheduler know what it shows where it runs; progress is up to date."""
+        if self.learning is not None and self.placement is not None and self.rate > 0:
+            self.learning.watch(self.placement, self.done)
 
 
 @dataclass(slots=True)
@@ -166,6 +199,7 @@ class World:
             arrived_s=job.submitted_s,
             job_id=job.job_id,
             queue_area=self.usage.active_s,
+            learning=spec.learn() if spec.learn is not None else None,
         )
         self.jobs[job.job_id] = self._stale[job.job_id] = one
         self.usage.active += 1
@@ -175,23 +209,30 @@ class World:
         """Give a pending job its resources."""
         if one.placement is not None:
             raise ClusterError(f"job {one.job_id} is not pending")
-        shares = placement.shares
+        shares, free, usage, now_s = placement.shares, self._free, self.usage, self.now_s
         for name, share in shares:
-            gpus, mem_mib = self._free[name]
+            gpus, mem_mib = free[name]
             if share.gpus > gpus or share.mem_mib > mem_mib:
                 raise ClusterError(
                     f"job {one.job_id}: {share} is not free on {name}, but {gpus} GPUs and "
                     f"{mem_mib} MiB"
                 )
+        for name, share in shares:
+            row, gpus, mem_mib = free[name], share.gpus, share.mem_mib
+            usage.gpus += gpus
+            usage.cpus += share.cpus
+            usage.mem_mib += mem_mib
+            row[0] -= gpus
+            row[1] -= mem_mib
         last = one.last
         if one.started_s is None:
-            one.started_s, one.since_s = self.now_s, self.now_s + one.spec.start_s
+            one.started_s, one.since_s = now_s, now_s + one.spec.start_s
         else:
-            one.since_s = self.now_s + self.costs.restart_s
+            cost_s = one.spec.restart_s
+            one.since_s = now_s + (self.costs.restart_s if cost_s is None else cost_s)
             if placement is not last and (last is None or placement.gpu_layout != last.gpu_layout):
                 one.restarts += 1
-        one.granted, one.last, one.held_since_s = shares, placement, self.now_s
-        self._move(shares, 1)
+        one.granted, one.last, one.held_since_s = shares, placement, now_s
         self._set(one, placement)
         self.held[one.job_id] = one
 
@@ -234,7 +275,10 @@ class World:
         for one in self.held.values():
             if now_s > one.since_s:
                 one.progress(now_s)
-            one.gpu_s += (now_s - one.held_since_s) * one.spec.job.gpus
+            if one.placement is not None:  # as let_go
+                span_s = now_s - one.held_since_s
+                one.gpu_s += span_s * one.placement.gpus
+                one.held_s += span_s
             one.placement, one.granted, one.rate = None, (), 0.0
             one.lease = one.stopping = one.stopping_until_s = None
             one.generation = 0
@@ -260,30 +304,51 @@ class World:
 
     def seen(self) -> Mapping[int, ObservedJob]:
         """How the scheduler sees each job now; the object of a job that is as before stays."""
+        if not self._stale:
+            return self._seen
+        seen, records = self._seen, self._records
         for job_id, one in self._stale.items():
-            self._seen[job_id] = self._view(one)
-            if one.placement is None:
-                self._records[job_id] = self._record(one)
+            if one.placement is not None or one.generation:
+                seen[job_id] = self._view(one)
+                if one.placement is None:
+                    records[job_id] = self._record(one)
+                continue
+            # Most jobs of most rounds; the same as above.
+            view = one.waiting
+            if view is None or view.restarts != one.restarts:
+                view = self._view(one)
+            seen[job_id] = view
+            records[job_id] = _RECORD(
+                job_id=job_id,
+                stopping=one.stopping,
+                done_samples=one.done,
+                attained_service_gpu_s=one.gpu_s,
+                profile=one.spec.belief if one.learning is None else one.belief,
+            )
         self._stale.clear()
-        return self._seen
+        return seen
 
     def records(self) -> Mapping[int, Record]:
         """What the scheduler remembers of each job, progress up to date."""
         self.seen()
         for job_id, one in self.held.items():
-            one.progress(self.now_s)
+            if self.now_s > one.since_s:
+                one.progress(self.now_s)
+                one.learn()
             self._records[job_id] = self._record(one)
         return self._records
 
     def _record(self, one: Running) -> Record:
-        held_s = self.now_s - one.held_since_s if one.placement is not None else 0.0
+        now_gpu_s = 0.0
+        if one.placement is not None:
+            now_gpu_s = (self.now_s - one.held_since_s) * one.placement.gpus
         return Record(
             job_id=one.job_id,
             lease=self._lease(one) if one.generation else None,
             stopping=one.stopping,
             done_samples=one.done,
-            attained_service_gpu_s=one.gpu_s + held_s * one.spec.job.gpus,
-            profile=one.spec.belief,
+            attained_service_gpu_s=one.gpu_s + now_gpu_s,
+            profile=one.belief,
         )
 
     def _lease(self, one: Running) -> Lease:
@@ -321,7 +386,11 @@ class World:
     def _set(self, one: Running, placement: Placement) -> None:
         rated, rate = one.rated
         if rated is not placement:
-            rate = self._rate(one.spec, placement)
+            if one.spec.training is not None:
+                one.pace = one.spec.training.pace(placement, one.spec.truth)
+                rate = one.pace.mean_rate
+            else:
+                rate = self._rate(one.spec, placement)
             one.rated = (placement, rate)
         one.placement, one.rate = placement, rate
         one.version += 1
@@ -339,27 +408,16 @@ class World:
 
     def _give(self, one: Running) -> None:
         assert one.placement is not None
-        shares, granted = one.placement.shares, one.granted
-        self._move(shares, -1)
-        if granted is not shares:  # memory stays granted as it was at the start
-            self._take(shares, -1)
-            self._take(granted, 1)
-        one.gpu_s += (self.now_s - one.held_since_s) * one.spec.job.gpus
+        self._use(one.placement.shares, -1)
+        for name, share in one.granted:  # memory stays granted as it was at the start
+            free = self._free[name]
+            free[0] += share.gpus
+            free[1] += share.mem_mib
+        one.let_go(self.now_s)
         one.placement, one.granted, one.rate = None, (), 0.0
         one.stopping_until_s = None
         one.version += 1
         del self.held[one.job_id]
-
-    def _move(self, shares: Sequence[tuple[str, Resources]], sign: int) -> None:
-        """Let a job take (1) or give back (-1) what it holds."""
-        usage, known = self.usage, self._free
-        for name, share in shares:
-            free, gpus, mem_mib = known[name], sign * share.gpus, sign * share.mem_mib
-            usage.gpus += gpus
-            usage.cpus += sign * share.cpus
-            usage.mem_mib += mem_mib
-            free[0] -= gpus
-            free[1] -= mem_mib
 
     def _use(self, shares: Sequence[tuple[str, Resources]], sign: int) -> None:
         usage = self.usage
@@ -367,12 +425,6 @@ class World:
             usage.gpus += sign * share.gpus
             usage.cpus += sign * share.cpus
             usage.mem_mib += sign * share.mem_mib
-
-    def _take(self, shares: Sequence[tuple[str, Resources]], sign: int) -> None:
-        for name, share in shares:
-            free = self._free[name]
-            free[0] += sign * share.gpus
-            free[1] += sign * share.mem_mib
 
 
 class VirtualClock:
@@ -410,6 +462,20 @@ class SimulatedCluster:
             self._world.stop(self._world.jobs[action.job_id])
         return Outcome(action=action, done=True)
 
+    def start_all(
+        self, starts: Sequence[Start], statuses: Mapping[int, JobStatus]
+    ) -> tuple[Outcome, ...]:
+        """As ``apply`` of each."""
+        jobs, start, outcomes = self._world.jobs, self._world.start, []
+        for action in starts:
+            try:
+                start(jobs[action.job_id], action.placement)
+                outcomes.append(_OUTCOME(action=action, done=True))
+            except ClusterError as err:
+                reason = Reason(code=ReasonCode.ACTION_FAILED, text=str(err))
+                outcomes.append(Outcome(action=action, done=False, reason=reason))
+        return tuple(outcomes)
+
 
 class SimulatedRecords:
     """Records in memory: leases and stops; progress is the world's."""
@@ -441,7 +507,7 @@ class SimulatedRecords:
             action = outcome.action
             if not outcome.done:
                 continue
-            if isinstance(action, Start | Resize):
+            if isinstance(action, _LEASED):
                 one = jobs[action.job_id]
                 one.generation += 1
                 one.granted_s, one.stopping = now_s, None

@@ -118,6 +118,7 @@ class _Player:
             raise ModelError(f"job {min(missing)} is to be measured but not in the trace")
         self._open = measured
         self._seen_finished = 0
+        self._learns = any(one.learn is not None for one in arrivals)
 
     def is_over(self) -> bool:
         """Whether all measured jobs are done."""
@@ -145,7 +146,9 @@ class _Player:
         return self.outline.reordering is not Reordering.NEVER or self.world.free_gpus > 0
 
     def time_matters(self) -> bool:
-        """Whether a plan could change by the passing of time alone."""
+        """Whether a plan could change by the passing of time alone, or by what is learned."""
+        if self._learns and self.world.held:
+            return True
         if self.outline.reordering is not Reordering.ALWAYS:
             return False
         return len(self.world.held) < len(self.world.jobs)

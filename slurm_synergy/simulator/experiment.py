@@ -51,8 +51,12 @@ class Settings(_Model):
 
     Jobs come from ``trace`` (as for ``synergyctl simulate --trace``; relative to the definition)
     or are generated from ``load`` (jobs per hour), ``split``, ``sizes``, ``arrivals``, ``jobs`` and
-    ``seed``. ``part`` keeps the first jobs of a trace only. The pool is ``nodes`` equal nodes or
-    the file ``cluster``.
+    ``seed``. ``part`` keeps the first jobs of a trace only; ``{seed}`` in its name is the seed. The
+    pool is ``nodes`` equal nodes or the file ``cluster``.
+
+    With ``elastic`` GPUs and batch sizes of a ``sia:`` trace are for the policy to choose, but for
+    the parts ``rigid`` and ``scale`` of its jobs; ``profiling`` and ``pipelines`` are as there.
+    ``power`` is Sia's fairness exponent p.
     """
 
     policy: str = "fifo"
@@ -79,6 +83,19 @@ class Settings(_Model):
     checkpoint_s: _Cost = 0.0
     profiling_s: _Cost = 0.0
     profile_error: _Cost = 0.0
+    elastic: bool = False
+    rigid: Annotated[float, Field(ge=0, le=1)] = 0.0
+    scale: Annotated[float, Field(ge=0, le=1)] = 0.0
+    profiling: Literal["bootstrap", "oracle", "none"] = "bootstrap"
+    pipelines: Literal["none", "synergy"] = "none"
+    power: Annotated[float, Field(ge=-10, le=10)] = -0.5
+
+    @field_validator("power")
+    @classmethod
+    def _is_no_zero(cls, value: float) -> float:
+        if value == 0:
+            raise ValueError("makes all choices equal; give a power above or below 0")
+        return value
 
     @field_validator("split")
     @classmethod
@@ -95,6 +112,11 @@ class Settings(_Model):
         if value is not None and not _range(value):
             raise ValueError("is not a range of job ids; give one like 4000:5000")
         return value
+
+    @property
+    def trace_name(self) -> str | None:
+        """The trace of this very seed."""
+        return self.trace.replace("{seed}", str(self.seed)) if self.trace else self.trace
 
     def measured(self) -> Sequence[int]:
         """The ids of the jobs that count; empty for all."""

@@ -7,8 +7,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slurm_synergy.core.model import Elasticity
 from slurm_synergy.simulator.cluster import Running
 from slurm_synergy.simulator.engine import Played
+from slurm_synergy.simulator.isolated import Isolation
 
 __all__ = [
     "JobResult",
@@ -26,7 +28,8 @@ class JobResult:
 
     ``run_s`` is the time in which it held GPUs, ``queue_s`` the rest of its ``jct_s``; ``speedup``
     its running speed relative to its GPU-proportional share alone, restarts included; ``ftf`` its
-    finish-time fairness (see :func:`summarise`).
+    finish-time fairness (see :func:`summarise`); ``gpu_s`` the GPU seconds that it held. ``gpus``
+    are those that it asked for.
     """
 
     job_id: int
@@ -42,26 +45,28 @@ class JobResult:
     restarts: int
     speedup: float
     ftf: float
+    gpu_s: float = 0.0
 
 
 def job_results(played: Played, measured: Collection[int] = ()) -> list[JobResult]:
     """Results of the measured jobs (all finished ones when none are named), by id."""
     total_gpus = sum(node.total.gpus for node in played.world.nodes)
     wanted = set(measured)
+    isolation = Isolation(played.world.nodes)
     found = [
-        _result(one, total_gpus)
+        _result(one, total_gpus, isolation)
         for one in played.world.finished
         if not wanted or one.job_id in wanted
     ]
     return sorted(found, key=lambda one: one.job_id)
 
 
-def _result(one: Running, total_gpus: int) -> JobResult:
+def _result(one: Running, total_gpus: int, isolation: Isolation) -> JobResult:
     assert one.completed_s is not None
     assert one.started_s is not None
     job = one.spec.job
     jct_s = one.completed_s - one.arrived_s
-    run_s = one.gpu_s / job.gpus
+    run_s = one.gpu_s / job.gpus if job.elasticity is Elasticity.RIGID else one.held_s
     return JobResult(
         job_id=one.job_id,
         model=one.spec.model,
@@ -75,19 +80,25 @@ def _result(one: Running, total_gpus: int) -> JobResult:
         run_s=run_s,
         restarts=one.restarts,
         speedup=one.spec.share_s / run_s if run_s > 0 else 1.0,
-        ftf=jct_s / _isolated_s(one, jct_s, total_gpus) if jct_s > 0 else 1.0,
+        gpu_s=one.gpu_s,
+        ftf=_fairness(one, jct_s, total_gpus, isolation),
     )
 
 
-def _isolated_s(one: Running, jct_s: float, total_gpus: int) -> float:
-    """How long the job would take alone on its even part of the pool (Sia, equation 6).
+def _fairness(one: Running, jct_s: float, total_gpus: int, isolation: Isolation) -> float:
+    """The job's time over that alone on its even part of the pool (Sia, equation 6).
 
     The part is the pool's GPUs over the average number of jobs in the system during its life. With
     fewer GPUs than it asks for, a rigid job gets them in turns; more do not make it faster.
     """
-    contention = max(one.queue_area / jct_s, 1.0) if jct_s > 0 else 1.0
-    part = total_gpus / contention
-    return one.spec.share_s * max(1.0, one.spec.job.gpus / part)
+    if jct_s <= 0:
+        return 1.0
+    part = total_gpus / max(one.queue_area / jct_s, 1.0)
+    if one.spec.training is not None:
+        job = one.spec.job
+        most = job.gpus if job.elasticity is Elasticity.RIGID else job.most_gpus
+        return isolation.ratio(one.spec.training, jct_s, part, most)
+    return jct_s / (one.spec.share_s * max(1.0, one.spec.job.gpus / part))
 
 
 def percentile(values: Iterable[float], fraction: float) -> float:
@@ -117,7 +128,7 @@ def summarise(
         "avg_jct_s": sum(jcts) / count,
         "p99_jct_s": percentile(jcts, 0.99),
         "makespan_s": max(one.completed_s for one in results) - began_s,
-        "gpu_hours_per_job": sum(one.run_s * one.gpus for one in results) / count / _S_PER_H,
+        "gpu_hours_per_job": sum(one.gpu_s for one in results) / count / _S_PER_H,
         "restarts_per_job": sum(one.restarts for one in results) / count,
         "gpu_util": usage.gpu_s / span_s / sum(total.gpus for total in totals),
         "cpu_util": usage.cpu_s / span_s / sum(total.cpus for total in totals),

@@ -101,6 +101,11 @@ METRICS: Mapping[str, tuple[Callable[[_View], float], str]] = MappingProxyType(
         "cpu_used": (lambda view: view.ours.cpu_used, "cores of use, part of the pool"),
         "mem_util": (_summary("mem_util"), "memory held, part of the pool"),
         "restarts_per_job": (_summary("restarts_per_job"), "restarts per job"),
+        "gpu_hours": (_summary("gpu_hours_per_job"), "GPU hours per job"),
+        "contention": (
+            lambda view: float(view.ours.summary["contention"]["mean"]),
+            "jobs in the system, average over time",
+        ),
         "round_ms": (
             lambda view: float(view.ours.summary["round_ms"]["median"]),
             "median time of a round, ms",

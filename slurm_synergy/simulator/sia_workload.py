@@ -1,11 +1,16 @@
-"""Sia's workloads (SOSP '23) as traces of rigid jobs: each runs on its tuned number of GPUs.
+"""Sia's workloads (SOSP '23) as traces.
 
 A workload is a CSV with the columns ``name, time`` (seconds from the start), ``application``,
 ``num_replicas`` (GPUs) and ``batch_size`` (total); what a job costs is not in it. ``profiles`` is
 the directory of the artifact's measurements, a directory for each application: how many steps a
 training at that batch size takes (``validation-BATCH.csv``, column iteration), and how long a step
-takes on that many GPUs of ``gpu_type``, ``per_node`` to a node. Sia itself would choose GPUs and
-batch size anew; this is the baseline in which nobody does.
+takes on that many GPUs of ``gpu_type``, ``per_node`` to a node. That is the baseline in which
+nobody chooses: every job is rigid, on its tuned number of GPUs.
+
+With ``elastic=full`` GPUs and batch size are for the scheduler to choose (``sia_jobs``). Then
+``rigid`` and ``scale`` are the parts of jobs that are less elastic, ``profiling`` (``oracle``,
+``bootstrap``, ``none``) is what is known of a job on its arrival, and ``pipelines=synergy`` gives
+them input pipelines.
 """
 
 from __future__ import annotations
@@ -18,7 +23,12 @@ from slurm_synergy.errors import ConfigError
 from slurm_synergy.simulator.csv_rows import Row, read_rows
 from slurm_synergy.simulator.traces import Trace, TraceJob
 
-__all__ = ["SiaJob", "read_sia", "read_workload"]
+__all__ = ["OPTIONS", "SiaJob", "read_sia", "read_workload"]
+
+_RIGID_OPTIONS = ("gpu_type", "per_node")
+_ELASTIC_OPTIONS = ("rigid", "scale", "profiling", "pipelines")
+OPTIONS = ("profiles", "elastic", *_RIGID_OPTIONS, *_ELASTIC_OPTIONS)
+"""What can be said of a workload after its name."""
 
 _DEFAULT_TYPE, _DEFAULT_PER_NODE = "aws", 4
 _MOST_PASSES = 64
@@ -70,18 +80,53 @@ def _job(row: Row, name: str) -> SiaJob:
 
 
 def read_sia(path: Path, options: Mapping[str, str]) -> Trace:
-    """The workload as a trace of rigid jobs. Raises ConfigError."""
+    """The workload as a trace. Raises ConfigError."""
     jobs = read_workload(path)
-    if "profiles" not in options:
+    profiles = Path(options["profiles"]) if "profiles" in options else _beside(path)
+    if profiles is None:
         raise ConfigError(
             f"tells when {len(jobs)} jobs arrive and on how many GPUs, but not how long they run",
             file=str(path),
             key="--trace",
             remedy="add profiles=DIR, the artifact's directory of measured applications",
         )
+    is_elastic = _is_elastic(options)
+    for key in _RIGID_OPTIONS if is_elastic else _ELASTIC_OPTIONS:
+        if key in options:
+            raise ConfigError(
+                f"has no meaning for {'elastic' if is_elastic else 'rigid'} jobs",
+                key=key,
+                value=options[key],
+                remedy="remove it" if is_elastic else "add elastic=full",
+            )
+    if is_elastic:
+        from slurm_synergy.simulator.sia_jobs import elastic_trace
+
+        return elastic_trace(jobs, profiles, path, options)
+    return _rigid_trace(jobs, profiles, path, options)
+
+
+def _beside(path: Path) -> Path | None:
+    """The directory ``profiles`` beside ``workloads``, as in the artifact; None without one."""
+    for above in path.absolute().parents:
+        if above.name == "workloads" and (above.parent / "profiles").is_dir():
+            return above.parent / "profiles"
+    return None
+
+
+def _is_elastic(options: Mapping[str, str]) -> bool:
+    word = options.get("elastic", "rigid")
+    if word not in ("full", "rigid"):
+        raise ConfigError("is neither full nor rigid", key="elastic", value=word)
+    return word == "full"
+
+
+def _rigid_trace(
+    jobs: tuple[SiaJob, ...], profiles: Path, path: Path, options: Mapping[str, str]
+) -> Trace:
     kind = options.get("gpu_type", _DEFAULT_TYPE)
     per_node = _per_node(options)
-    costs = _Costs(Path(options["profiles"]), kind, per_node)
+    costs = _Costs(profiles, kind, per_node)
     found = [
         TraceJob(
             job_id=index,

@@ -10,12 +10,14 @@ from typing import Any
 
 from slurm_synergy.core.decide import Mechanism, Policy
 from slurm_synergy.core.model import Node
+from slurm_synergy.errors import ConfigError
 from slurm_synergy.simulator.cluster import Costs
 from slurm_synergy.simulator.engine import Outline, Played, Reordering, play, play_rounds
 from slurm_synergy.simulator.generate import ModelMix, parse_split
 from slurm_synergy.simulator.metrics import JobResult, job_results, summarise
 from slurm_synergy.simulator.sensitivity import MEASURED_ON, MODELS
-from slurm_synergy.simulator.traces import Trace, with_models
+from slurm_synergy.simulator.traces import Elastic, Trace, with_models
+from slurm_synergy.simulator.truth import SimulatedJob
 from slurm_synergy.simulator.workload import make_workload
 
 __all__ = ["Semantics", "Study", "StudyResult", "run_study"]
@@ -76,13 +78,16 @@ def run_study(study: Study) -> StudyResult:
     began_s = study.stopwatch()
     trace = _complete(study)
     believed_s = study.costs.restart_s + study.costs.checkpoint_s
-    jobs = make_workload(
-        trace,
-        study.nodes,
-        restart_s=believed_s,
-        profile_error=study.profile_error,
-        seed=study.seed,
-    )
+    if trace.elastic is not None:
+        jobs = _elastic_jobs(study, trace, trace.elastic)
+    else:
+        jobs = make_workload(
+            trace,
+            study.nodes,
+            restart_s=believed_s,
+            profile_error=study.profile_error,
+            seed=study.seed,
+        )
     outline = Outline(
         nodes=study.nodes,
         jobs=jobs,
@@ -107,6 +112,22 @@ def run_study(study: Study) -> StudyResult:
     return StudyResult(
         summary=summary, jobs=tuple(results), played=played, assumptions=trace.assumptions
     )
+
+
+def _elastic_jobs(study: Study, trace: Trace, workload: Elastic) -> tuple[SimulatedJob, ...]:
+    if study.semantics is not Semantics.EXACT:
+        raise ConfigError(
+            "cannot be simulated with Synergy's reference semantics",
+            key="elastic jobs",
+            remedy="use exact semantics",
+        )
+    if study.profile_error:
+        raise ConfigError(
+            "are measured without error",
+            key="elastic jobs",
+            remedy="leave the profile error out",
+        )
+    return workload.on(study.nodes, [job.job_id for job in trace.jobs])
 
 
 def _complete(study: Study) -> Trace:

@@ -1,10 +1,10 @@
 """Reading traces: which job arrived when, on how many GPUs, with how much work.
 
 A trace is named ``FILE``, ``philly:FILE[,from_h=H][,to_h=H][,jobs=N]``, ``sacct:FILE`` or
-``sia:FILE,profiles=DIR[,gpu_type=T][,per_node=N]``. A plain FILE is a CSV with the columns
-``job_id, model, arrival_s, gpus`` and ``iterations`` (of one GPU's batch each) or ``duration_s``
-(at the GPU-proportional share); Synergy's recorded traces are of this kind. What is malformed is a
-ConfigError that names the file, the line and the column.
+``sia:FILE,profiles=DIR[,OPTION=VALUE]`` (see ``sia_workload``). A plain FILE is a CSV with the
+columns ``job_id, model, arrival_s, gpus`` and ``iterations`` (of one GPU's batch each) or
+``duration_s`` (at the GPU-proportional share); Synergy's recorded traces are of this kind. What is
+malformed is a ConfigError that names the file, the line and the column.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Protocol
 
+from slurm_synergy.core.model import Node
 from slurm_synergy.errors import ConfigError
 from slurm_synergy.simulator.csv_rows import Row, read_rows
+from slurm_synergy.simulator.truth import SimulatedJob
 
-__all__ = ["Trace", "TraceJob", "parse_options", "read_trace", "with_models"]
+__all__ = ["Elastic", "Trace", "TraceJob", "parse_options", "read_trace", "with_models"]
 
 _SIZES = (1, 2, 4, 8, 16)
 _MINUTES = (10**1.5, 10**4)
@@ -27,7 +30,8 @@ _S_PER_H = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceJob:
-    """One job of a trace. Exactly one of ``iterations`` and ``duration_s`` is set.
+    """One job of a trace. Exactly one of ``iterations`` and ``duration_s`` is set, or neither in a
+    trace whose jobs are elastic.
 
     ``duration_s`` is the run time at the GPU-proportional share. ``model`` None means that the
     trace does not tell. ``nodes`` None means free to split.
@@ -43,12 +47,24 @@ class TraceJob:
     user: str = "trace"
 
 
+class Elastic(Protocol):
+    """A workload that makes its own jobs for a pool, as how they run depends on where they do."""
+
+    def on(self, nodes: Sequence[Node], ids: Sequence[int]) -> tuple[SimulatedJob, ...]:
+        """The jobs with these ids."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Jobs by arrival, and in words what had to be assumed or was left out to get them."""
+    """Jobs by arrival, and in words what had to be assumed or was left out to get them.
+
+    ``elastic`` makes the jobs to be simulated where they are more than their rows tell.
+    """
 
     jobs: tuple[TraceJob, ...]
     assumptions: tuple[str, ...] = ()
+    elastic: Elastic | None = None
 
 
 def read_trace(name: str) -> Trace:
@@ -63,11 +79,10 @@ def read_trace(name: str) -> Trace:
         return _read_sacct(Path(rest))
     if kind == "sia" and rest:
         # It needs TraceJob, and measured tables, which need numpy.
-        from slurm_synergy.simulator.sia_workload import read_sia
+        from slurm_synergy.simulator.sia_workload import OPTIONS, read_sia
 
         file, *options = rest.split(",")
-        known = ("profiles", "gpu_type", "per_node")
-        return read_sia(Path(file), parse_options(",".join(options), known))
+        return read_sia(Path(file), parse_options(",".join(options), OPTIONS))
     return _read_csv(Path(name))
 
 
@@ -230,4 +245,4 @@ def with_models(trace: Trace, choose: Callable[[], str], assumption: str) -> Tra
     if all(job.model for job in trace.jobs):
         return trace
     jobs = tuple(job if job.model else replace(job, model=choose()) for job in trace.jobs)
-    return Trace(jobs=jobs, assumptions=(*trace.assumptions, assumption))
+    return replace(trace, jobs=jobs, assumptions=(*trace.assumptions, assumption))

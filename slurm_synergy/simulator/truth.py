@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from slurm_synergy.core.model import Job, PipelineModel, Placement, Profile, SensitivityTable
 from slurm_synergy.core.pipeline import job_rate
 from slurm_synergy.errors import ModelError
+from slurm_synergy.simulator.learning import Learning
+from slurm_synergy.simulator.training import Training
 
 __all__ = ["SimulatedJob", "distort", "true_rate", "whole_iterations"]
 
@@ -26,7 +29,9 @@ class SimulatedJob:
 
     ``samples`` is its real work, ``iteration_samples`` what one iteration of all its GPUs takes
     in, ``share_s`` how long it runs alone at its GPU-proportional share, ``start_s`` what passes
-    between its first start and its first sample.
+    between its first start and its first sample, ``restart_s`` after each later one (None: what
+    restarts cost all jobs). A job with a ``training`` advances by it, in useful samples, and
+    ``learn`` makes the belief about it, which changes while it runs.
     """
 
     job: Job
@@ -37,6 +42,9 @@ class SimulatedJob:
     share_s: float
     model: str = ""
     start_s: float = 0.0
+    restart_s: float | None = None
+    training: Training | None = None
+    learn: Callable[[], Learning] | None = None
 
 
 def true_rate(one: SimulatedJob, placement: Placement) -> float:

@@ -1,0 +1,84 @@
+"""How long an elastic job would take alone, for finish-time fairness (Sia, equation 6)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slurm_synergy.core.goodput import NOISELESS, BatchLimits, Learner, best_batches
+from slurm_synergy.core.model import Node
+from slurm_synergy.simulator.training import Training
+
+__all__ = ["Isolation"]
+
+Floats = NDArray[np.float64]
+
+
+class Isolation:
+    """Times of jobs alone on some GPUs of the pool; jobs alike are judged once."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._gpus: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
+        for node in nodes:
+            kind, gpus = node.gpu_type, node.total.gpus
+            self._gpus[kind] = self._gpus.get(kind, 0) + gpus
+            self._sizes[kind] = max(self._sizes.get(kind, 0), gpus)
+        self._known: dict[tuple[int, str, int], float] = {}
+
+    def ratio(self, training: Training, jct_s: float, part: float, most_gpus: int) -> float:
+        """``jct_s`` over the time alone on ``part`` GPUs of a type, averaged over the GPUs."""
+        total = weight = 0.0
+        for kind, gpus in self._gpus.items():
+            if kind in training.application.steps and kind in training.model.local_most:
+                total += gpus * jct_s / self._alone_s(training, kind, min(part, most_gpus))
+                weight += gpus
+        return total / weight if weight else 1.0
+
+    def _alone_s(self, training: Training, kind: str, part: float) -> float:
+        """Seconds on a number of GPUs that need not be whole; on less than enough, in turns."""
+        least = training.model.stages.get(kind, 1)
+        if part <= least:
+            return self._whole_s(training, kind, least) * least / part
+        low = math.floor(part)
+        low_s, high_s = (self._whole_s(training, kind, low + more) for more in (0, 1))
+        return low_s + (high_s - low_s) * (part - low)
+
+    def _whole_s(self, training: Training, kind: str, gpus: int) -> float:
+        key = (id(training), kind, gpus)
+        if key not in self._known:
+            rates = _rates(training, kind, gpus, -(-gpus // self._sizes[kind]))
+            work = np.diff(training.ends, prepend=0.0)
+            self._known[key] = training.model.restart_s + float((work / rates).sum())
+        return self._known[key]
+
+
+def _rates(training: Training, kind: str, gpus: int, nodes: int) -> Floats:
+    """Useful samples/s in each epoch with the best batch, by a fit to all that was measured."""
+    model, own = training.model, training.own_batch
+    initial, largest = (own, own) if own else model.batch
+    limits = BatchLimits(
+        initial=initial,
+        largest=largest,
+        local_least=1 if own else model.local_least,
+        local_most=model.local_most[kind],
+    )
+    fit = training.fit(kind, training.everything(kind))
+    epochs = range(len(training.ends))
+    learners = [
+        Learner(
+            model=fit,
+            statistics=NOISELESS if own else training.statistics(epoch, initial),
+            limits=limits,
+        )
+        for epoch in epochs
+    ]
+    replicas = model.replicas(kind, gpus)
+    found = best_batches(learners, np.arange(len(learners)), nodes, replicas).goodput
+    if own:
+        worth = [training.epoch_gain(epoch, own) * model.batch[0] / own for epoch in epochs]
+        found = found * np.array(worth)
+    return np.where(found > 0, found, found[found > 0].min(initial=np.inf))
