@@ -236,12 +236,19 @@ local function known_hints()
   return table.concat(names, ", ")
 end
 
+-- Longest list "synergy:..." in bytes; the same as in slurm_synergy/core/hints.py.
+local MAX_HINT_BYTES = 1024
+
 -- The token "synergy:..." of a comment, without its prefix; nil when there is none.
 local function hint_token(comment)
   local found
   for word in string.gmatch(comment or "", "%S+") do
     local prefix, token = string.match(word, "^(%a+):(.*)$")
     if prefix and string.lower(prefix) == "synergy" then
+      if #word > MAX_HINT_BYTES then
+        refuse("the synergy: list is %d bytes long, and at most %d are taken; shorten names and paths",
+          #word, MAX_HINT_BYTES)
+      end
       if prefix ~= "synergy" then
         refuse("hints begin with \"synergy:\" in lower case, not \"%s:\"; write synergy:%s",
           prefix, token)
@@ -284,6 +291,10 @@ local function read_hints(comment)
   if hints.min_gpus and hints.max_gpus and hints.min_gpus > hints.max_gpus then
     refuse("the hints min_gpus=%d and max_gpus=%d contradict each other; min_gpus must not be larger",
       hints.min_gpus, hints.max_gpus)
+  end
+  if hints.scale_unit and hints.max_gpus and hints.scale_unit > hints.max_gpus then
+    refuse("the hints scale_unit=%d and max_gpus=%d contradict each other; the job grows in steps of "
+      .. "scale_unit, which must not be larger", hints.scale_unit, hints.max_gpus)
   end
   return hints
 end
@@ -423,6 +434,31 @@ local function check_types(request, hints)
     if not request.types[name] then
       refuse("the hint gpu_types names %s, --constraint does not; make them agree", name)
     end
+  end
+end
+
+-- Whether GPUs may change during the job's life.
+local function is_elastic(hints)
+  return hints.elastic == "scale" or hints.elastic == "full"
+end
+
+-- Refuses an elastic job that could never be given GPUs, or could not be given others later.
+local function check_elastic(request, hints, wrapped)
+  if not is_elastic(hints) then return end
+  if not wrapped then
+    refuse("elastic=%s needs a script that starts its steps with synergy-srun: plain srun keeps to "
+      .. "the tasks and GPUs of the submission", hints.elastic)
+  end
+  local asked, unit = request.gpus * request.nodes, hints.scale_unit or 1
+  local least = hints.min_gpus or math.min(unit, asked)
+  local most = hints.max_gpus or math.max(asked, least)
+  if least > most then
+    refuse("an elastic job of %d to %s can never run; min_gpus and scale_unit must not be larger "
+      .. "than max_gpus", least, some(most, "GPU"))
+  end
+  if math.floor(most / unit) * unit < least then
+    refuse("an elastic job of %d to %s in steps of scale_unit=%d can never run; make max_gpus or "
+      .. "the GPUs asked for a multiple of scale_unit", least, some(most, "GPU"), unit)
   end
 end
 
@@ -692,12 +728,18 @@ local function read_request(job)
 end
 
 -- What Slurm forgets when the controller updates the job: the user's own request.
-local function mark(request, script)
+local function mark(request, script, elastic)
   local kind = request.gpu_type or "any"
   if not request.gpu_type and request.types then kind = table.concat(request.type_names, "+") end
-  return string.format("%s,wrapper=%s,gpn=%d,type=%s,nodes=%d,tpn=%d,cpt=%d,mem=%.0f,limit=%d",
+  return string.format("%s,wrapper=%s,gpn=%d,type=%s,nodes=%d,tpn=%d,cpt=%d,mem=%.0f,limit=%d%s",
     MARK, calls_wrapper(script) and "yes" or "no", request.gpus, kind, request.nodes, request.tasks,
-    request.cpus_per_task, request.mem_mib, request.limit_min)
+    request.cpus_per_task, request.mem_mib, request.limit_min, elastic and ",elastic=yes" or "")
+end
+
+-- The tasks of an elastic job as a total: a number per node could never be changed later.
+local function free_tasks(job, request)
+  if given(job.ntasks_per_node) then job.ntasks_per_node = NO_VAL16 end
+  if request.tasks > 0 then job.num_tasks = request.tasks * request.nodes end
 end
 
 local REWRITTEN = {
@@ -761,6 +803,8 @@ local function add_environment(job, hints)
   for name, value in pairs(ours) do
     if (environment[name] or "") == "" then environment[name] = value end
   end
+  -- Tells synergy-srun that the tasks of the submission are not those of this run.
+  if is_elastic(hints) then environment["SYNERGY_ELASTIC"] = "1" end
 end
 
 -- What others wrote stays, but nobody else makes marks.
@@ -789,8 +833,10 @@ local function admit(job)
   local request = read_request(job)
   local hints = read_hints(job.comment)
   check_supply(request, hints)
-  local facts = mark(request, job.script)
+  check_elastic(request, hints, calls_wrapper(job.script))
+  local facts = mark(request, job.script, is_elastic(hints))
   rewrite(job, request)
+  if is_elastic(hints) then free_tasks(job, request) end
   job.min_nodes = request.nodes
   job.max_nodes = request.nodes
   leave_mark(job, facts)
@@ -831,6 +877,9 @@ local function check_new_hints(comment, record)
   if readable and before.ckpt_dir ~= hints.ckpt_dir then
     refuse("the hint ckpt_dir cannot be changed after submission; cancel the job and submit it "
       .. "anew")
+  end
+  if readable and is_elastic(hints) and not is_elastic(before) then
+    refuse("a job cannot be made elastic after submission; cancel it and submit it anew")
   end
 end
 
