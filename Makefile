@@ -4,11 +4,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+FRAMEWORKS := $(VENV)/.frameworks
 # Most tests wait for Slurm: more of them than cores may run at once.
 PYTEST_WORKERS ?= 3
-export PREFIX DESTDIR SYSCONFDIR UNITDIR PIP_OPTIONS
+export PREFIX DESTDIR SYSCONFDIR UNITDIR PIP_OPTIONS BASEPYTHON
 
-.PHONY: help demo test check audit unit slurm-tests faults bench slurm venv man install uninstall proto clean
+.PHONY: help demo test check audit unit slurm-tests faults bench slurm venv man install deb uninstall proto clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -16,7 +17,7 @@ help: ## Show this list
 demo: slurm venv ## Install what is missing and run the demonstration on a Slurm of its own
 	@$(BIN)/python -m slurm_synergy.cli.demo
 
-test: slurm venv check ## Install what is missing and pass every check and test
+test: slurm venv $(FRAMEWORKS) check ## Install what is missing and pass every check and test
 	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 
 check: venv ## Formatting, lint, types, import contracts, the lock of the dependencies
@@ -49,17 +50,25 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt constraints-hashes.txt script
 	@scripts/make-venv.sh $(PYTHON) $(VENV)
 	@touch $@
 
+# DALI, Lightning and Transformers: 1.2 GB that only the tests of them need.
+$(FRAMEWORKS): $(STAMP)
+	@scripts/make-venv.sh $(PYTHON) $(VENV) dali,integrations
+	@touch $@
+
 man: venv ## The manual pages, in build/man
 	@$(BIN)/python scripts/make_man.py build/man
 
 install: venv ## Programs, manual pages, unit, examples: PREFIX=/usr/local DESTDIR=
 	@scripts/install.sh $(BIN)/python
 
+deb: venv ## A Debian package of that for this distribution, in build/
+	@scripts/make-deb.sh $(BIN)/python
+
 uninstall: ## Take them away again; settings and state stay
 	@scripts/uninstall.sh
 
-proto: venv ## Generate the stubs of lease.proto again
-	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. slurm_synergy/proto/lease.proto
+proto: venv ## Generate the stubs of the contracts with jobs and nodes again
+	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. slurm_synergy/proto/*.proto
 
 clean: ## Remove what `make` made in this directory
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -10,7 +10,8 @@ each batch. Only the two costs that a machine would cause are pretended, by slee
 How long that is comes from the catalogue of published figures. How fast the job runs does not: it
 comes out of the worker processes running ahead of the training process (or failing to).
 
-The number of workers is the number of cores, as in any DataLoader program. There is no cache in
+The number of workers is the number of cores, as in any DataLoader program; where the lease has
+fewer cores by now, the workers share them. There is no cache in
 this program, so the share of items that a cache of the job's memory budget would hold is emulated
 too: the budget is SYNERGY_LEASE_MEM_MIB (kept up to date on the board in SYNERGY_BOARD) where
 there is one, else Slurm's SLURM_MEM_PER_NODE, else --memory-mib.
@@ -36,13 +37,13 @@ from slurm_synergy.core.catalogue import CATALOGUE
 from slurm_synergy.core.model import PipelineModel, Profile
 from slurm_synergy.core.pipeline import loader_rate
 from slurm_synergy.errors import SynergyError
-from slurm_synergy.jobside.board import Board
+from slurm_synergy.jobside.board import Board, LeaseView
 
 REPORT_EVERY_S = 1.0
 
 
-class MemoryBudget:
-    """The memory in MiB that the job may use on this node, as far as it was told."""
+class Share:
+    """The memory in MiB that the job may use on this node, and its cores, as far as it was told."""
 
     def __init__(self, fallback_mib: int) -> None:
         self._fallback_mib = fallback_mib
@@ -51,13 +52,17 @@ class MemoryBudget:
 
     def now_mib(self) -> int:
         """The budget at this moment; it changes while the job runs when its lease does."""
+        return self._lease().mem_mib or self._told_mib()
+
+    def busy_cores(self, workers: int) -> int:
+        """How many of ``workers`` can run at once: the lease may have fewer cores by now."""
+        return min(workers, self._lease().core_count or workers)
+
+    def _lease(self) -> LeaseView:
         path = os.environ.get("SYNERGY_BOARD")
-        if path:
-            if self._board_pid != os.getpid():  # a worker opens the board for itself
-                self._board, self._board_pid = _attach(path), os.getpid()
-            if self._board is not None:
-                return self._board.read_lease().mem_mib or self._told_mib()
-        return self._told_mib()
+        if path and self._board_pid != os.getpid():  # a worker opens the board for itself
+            self._board, self._board_pid = _attach(path), os.getpid()
+        return LeaseView() if self._board is None else self._board.read_lease()
 
     def _told_mib(self) -> int:
         for name in ("SYNERGY_LEASE_MEM_MIB", "SLURM_MEM_PER_NODE"):
@@ -81,10 +86,10 @@ def _attach(path: str) -> Board | None:
 class EmulatedImages(Dataset[int]):
     """``samples`` items; loading them takes as long as the pipeline's figures say."""
 
-    def __init__(self, samples: int, pipeline: PipelineModel, memory: MemoryBudget) -> None:
+    def __init__(self, samples: int, pipeline: PipelineModel, share: Share) -> None:
         self._samples = samples
         self._pipeline = pipeline
-        self._memory = memory
+        self._share = share
 
     def __len__(self) -> int:
         return self._samples
@@ -96,7 +101,8 @@ class EmulatedImages(Dataset[int]):
         """Load one batch: all workers together reach the pipeline's rate, so one has 1/n of it."""
         info = get_worker_info()
         workers = info.num_workers if info is not None else 1
-        rate = loader_rate(self._pipeline, workers, self._memory.now_mib())
+        cores = self._share.busy_cores(workers)
+        rate = loader_rate(self._pipeline, cores, self._share.now_mib())
         time.sleep(len(indices) * workers / rate)
         return indices
 
@@ -213,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # The emulated machine has more cores than the real one that torch compares with.
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     profile = CATALOGUE[args.model]
-    dataset = EmulatedImages(args.samples, pipeline_of(profile), MemoryBudget(args.memory_mib))
+    dataset = EmulatedImages(args.samples, pipeline_of(profile), Share(args.memory_mib))
     loader = DataLoader(dataset, batch_size=args.batch, shuffle=True, num_workers=args.workers)
     reporter = Reporter(args.samples)
     train(loader, profile.gpu_rate_per_gpu[args.gpu_type] * args.gpus, reporter)

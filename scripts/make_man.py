@@ -23,6 +23,8 @@ from slurm_synergy.cli.main import cli
 from slurm_synergy.config import Settings
 from slurm_synergy.controller import daemon
 from slurm_synergy.jobside import srun
+from slurm_synergy.nodehelper import parts as node_parts
+from slurm_synergy.profiler import command as profiler
 
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -86,12 +88,13 @@ def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
         )
 
 
-def daemon_options() -> Iterator[str]:
-    """A paragraph for each option of the daemon."""
-    parser: argparse.ArgumentParser = daemon.argument_parser()
+def parser_options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """A paragraph for each option of a daemon."""
     for action in parser._actions:
         names = ", ".join(action.option_strings)
-        value = f" {action.metavar}" if action.metavar else ""
+        takes = bool(action.option_strings) and action.nargs != 0
+        word = action.metavar or (action.dest.upper() if takes else "")
+        value = f" {word}" if takes else ""
         yield f".TP\n.B {escaped(names + value)}\n{_wrapped(action.help or '')}"
 
 
@@ -114,7 +117,10 @@ def pages(date: str) -> Iterator[tuple[str, str]]:
         "COMMANDS": "\n".join(commands(cli)),
         "KEYS": "\n".join(keys(Settings)),
         "FIXED": ", ".join(daemon.NEED_RESTART),
-        "DAEMON_OPTIONS": "\n".join(daemon_options()),
+        "DAEMON_OPTIONS": "\n".join(parser_options(daemon.argument_parser())),
+        "NODE_OPTIONS": "\n".join(parser_options(node_parts.argument_parser())),
+        "PROFILE_DESCRIPTION": _wrapped(profiler.DESCRIPTION),
+        "PROFILE_OPTIONS": "\n".join(parser_options(profiler.argument_parser())),
         "SRUN_OPTIONS": "\n".join(wrapper_part("synergy options")),
         "SRUN_ENVIRONMENT": "\n".join(wrapper_part("environment")),
     }

@@ -41,8 +41,10 @@ __all__ = [
     "Mode",
     "MungeSettings",
     "PoolSettings",
+    "ProfilingSettings",
     "SchedulingSettings",
     "Settings",
+    "SiaSettings",
     "SlurmSettings",
     "load_settings",
     "parse_address",
@@ -245,6 +247,19 @@ class PoolSettings(_Section):
         "it, in seconds; running jobs go on. null: a year.",
     )
 
+    type_partitions: Mapping[Name, Name] = Field(
+        default={},
+        description="Partitions that say who may use which GPUs, by GPU type, e.g. {a100: "
+        "gpu-a100}: a job gets GPUs of that type only if AllowAccounts, DenyAccounts and "
+        "AllowGroups of the partition admit its account and user, and not more nodes than its "
+        "MaxNodes. Types that are not named are open to all jobs of the managed partition.",
+    )
+    node_helpers: Flag = Field(
+        default=False,
+        description="Whether every node of the pool runs slurm-synergyd --node, which moves the "
+        "limits of jobs that Slurm confines to cores: enforcement borrow then works there too.",
+    )
+
     @model_validator(mode="after")
     def _least_is_not_above_most(self) -> Self:
         least, most = self.reserve_least, self.reserve_most
@@ -257,10 +272,45 @@ class PoolSettings(_Section):
         return self
 
 
+class SiaSettings(_Section):
+    """What the policy sia weighs; see section 3.4 of its paper."""
+
+    power: Annotated[float, Field(strict=True, ge=-10, le=10, allow_inf_nan=False)] = Field(
+        default=-0.5,
+        description="Fairness: the exponent p of each job's gain (-10 to 10, not 0). Below 0 those "
+        "that gain least count most; the nearer to 0 or above it, the more the total counts.",
+    )
+    idle_cost: Annotated[float, Field(strict=True, ge=0, le=1000, allow_inf_nan=False)] = Field(
+        default=1.1,
+        description="Lambda: what it counts, beside the gains of the others, to leave a job "
+        "without GPUs (0 to 1000).",
+    )
+    most_factor: Annotated[float, Field(strict=True, ge=0.01, lt=1)] = Field(
+        default=0.999,
+        description="Restart factor: the most that a move counts of the same gain in place (0.01 "
+        "to less than 1). It falls by itself with each restart that a job has had, the more the "
+        "longer its restarts take.",
+    )
+    gap: Annotated[float, Field(strict=True, ge=1e-9, le=0.5)] = Field(
+        default=1e-4,
+        description="The solver stops when the choice is proven to be this near to the best one "
+        "(relative, 1e-9 to 0.5); its work is bounded whatever it reaches.",
+    )
+
+    @field_validator("power")
+    @classmethod
+    def _is_not_zero(cls, value: float) -> float:
+        if value == 0:
+            raise PydanticCustomError(
+                "no_power", "must not be 0, where all gains count the same; use -0.5"
+            )
+        return value
+
+
 class SchedulingSettings(_Section):
     """Rounds: who runs, where, and how often that is decided."""
 
-    policy: Name = Field(default="srtf", description="Who runs: fifo, srtf, las or ftf.")
+    policy: Name = Field(default="srtf", description="Who runs: fifo, srtf, las, ftf or sia.")
     mechanism: Name = Field(
         default="tune",
         description="Where, and with how much CPU and memory: proportional or tune "
@@ -286,6 +336,9 @@ class SchedulingSettings(_Section):
         default=30.0,
         description="How long a job whose start failed is not planned again, in seconds; doubled "
         "with each further failure, up to an hour.",
+    )
+    sia: SiaSettings = Field(
+        default=SiaSettings(), description="Used with policy sia: what it weighs."
     )
     dry_run: Flag = Field(
         default=False, description="Decide and say what would be done, but change nothing in Slurm."
@@ -356,6 +409,35 @@ class JournalSettings(_Section):
     )
 
 
+class ProfilingSettings(_Section):
+    """Measuring how many cores a job can use, once, while it runs (a profiling lease)."""
+
+    enabled: Flag = Field(
+        default=True,
+        description="Whether a job whose profile is not known yet is measured: it gets the free "
+        "cores of its nodes for some minutes, and other numbers of cores one after the other, in "
+        "place. Cores in another job's lease or floor are never used.",
+    )
+    min_free_cores: Annotated[int, Field(strict=True, ge=0, le=100_000)] = Field(
+        default=1,
+        description="Measuring begins when each of the job's nodes has this many free cores "
+        "(count); with fewer it could not be seen what more cores bring.",
+    )
+    longest_s: Annotated[float, Field(strict=True, ge=1, le=86_400)] = Field(
+        default=540.0, description="It takes this long at most, in seconds."
+    )
+    most_share: Annotated[float, Field(strict=True, gt=0, le=1)] = Field(
+        default=0.03,
+        description="And at most this share of the job's time limit (0 to 1), where it has one.",
+    )
+    points: Annotated[int, Field(strict=True, ge=3, le=24)] = Field(
+        default=8, description="Numbers of cores that are tried at most (count)."
+    )
+    steps: Annotated[int, Field(strict=True, ge=4, le=10_000)] = Field(
+        default=50, description="Steps of the training that are measured with each (count)."
+    )
+
+
 class MetricsSettings(_Section):
     """Figures for Prometheus."""
 
@@ -413,6 +495,10 @@ class Settings(_Section):
         description="Directory of the ledger and the journal, readable by the controller's user "
         "only; only one daemon may use it. Its file 'endpoint' says where leases are served; that "
         "one has mode 0644, so that it can be published.",
+    )
+    profiling: ProfilingSettings = Field(
+        default=ProfilingSettings(),
+        description="Measuring how many cores a job can use, while it runs.",
     )
     journal: JournalSettings = Field(
         default=JournalSettings(), description="One JSON record per round."

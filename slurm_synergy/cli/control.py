@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import click
 
 from slurm_synergy.cli.tables import print_table
 from slurm_synergy.config import DEFAULT_PATH, Settings, load_settings, parse_address
+from slurm_synergy.core.wording import clipped, percent
 from slurm_synergy.errors import ConfigError, LeaseError, NoControllerError
 
 __all__ = [
@@ -121,7 +122,7 @@ def _checked(endpoint: str, source: str, socket: Path | None) -> Target:
     return Target(endpoint=endpoint, source=source, munge_socket=socket)
 
 
-def ask(target: Target, method: str, *, job: str = "") -> dict[str, Any]:
+def ask(target: Target, method: str, *, job: str = "", body: str = "") -> dict[str, Any]:
     """Call a method of ControlService (lower case) and return its JSON object.
 
     Raises NoControllerError when none answers there, LeaseError when it refuses.
@@ -137,8 +138,8 @@ def ask(target: Target, method: str, *, job: str = "") -> dict[str, Any]:
     from slurm_synergy.proto import lease_pb2_grpc as pb_grpc
 
     nonce = new_nonce(method)
-    credential = encode_credential(control_payload(nonce), target.munge_socket)
-    request = pb.ControlRequest(protocol=1, credential=credential, nonce=nonce, job=job)
+    credential = encode_credential(control_payload(nonce, body), target.munge_socket)
+    request = pb.ControlRequest(protocol=1, credential=credential, nonce=nonce, job=job, body=body)
     options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 256 * 1024**2)]
     with grpc.insecure_channel(target.endpoint, options=options) as channel:
         stub = pb_grpc.ControlServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -204,6 +205,8 @@ def status(config: Path | None, as_json: bool) -> None:
         f"partition {content['partition']}, policy {content['policy']}, mechanism "
         f"{content['mechanism']}, enforcement {content['enforcement'] or 'not known yet'}"
     )
+    if content["enforcement"] and content.get("enforcement_reason"):
+        click.echo(f"enforcement {content['enforcement']}: {content['enforcement_reason']}")
     if content["round"] is None:
         click.echo("no round yet")
     else:
@@ -230,10 +233,20 @@ def status(config: Path | None, as_json: bool) -> None:
     )
 
 
+_JOB_COLUMNS = (
+    *("JOBID", "USER", "NAME", "PHASE", "GPUS", "CPUS", "MEMORY", "NODES", "RATE", "STALL"),
+    "REASON",
+)
+
+
 @click.command()
 @options
 def jobs(config: Path | None, as_json: bool) -> None:
-    """Show the managed jobs: where they run and with what, or why they wait."""
+    """Show the managed jobs: where they run and with what, or why they wait.
+
+    STALL is the share of the last minute in which a job waited for data; "-" where the program does
+    not tell.
+    """
     content = _answer(config, "jobs")
     if as_json:
         click.echo(json.dumps(content, indent=2))
@@ -241,10 +254,7 @@ def jobs(config: Path | None, as_json: bool) -> None:
     if not content["jobs"]:
         click.echo("no jobs")
         return
-    print_table(
-        ("JOBID", "USER", "NAME", "PHASE", "GPUS", "CPUS", "MEMORY", "NODES", "RATE", "REASON"),
-        [_job_row(job) for job in content["jobs"]],
-    )
+    print_table(_JOB_COLUMNS, [_job_row(job) for job in content["jobs"]])
 
 
 def _job_row(job: Mapping[str, Any]) -> tuple[str, ...]:
@@ -256,15 +266,27 @@ def _job_row(job: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         job.get("array") or str(job["job_id"]),
         job["user"],
-        job["name"] or "-",
+        clipped(job["name"] or "-"),
         job["phase"],
-        str(job["gpus"]),
+        _gpus(job, nodes),
         str(sum(node["cpus"] for node in nodes)) if nodes else "-",
         f"{_gib(sum(node['mem_mib'] for node in nodes))}G" if nodes else "-",
         ",".join(node["node"] for node in nodes) or "-",
         f"{rate:.1f}/s" if rate else "-",
+        percent(lease["progress"].get("data_stall")) if lease else "-",
         "; ".join(words) or "-",
     )
+
+
+def _gpus(job: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> str:
+    """What the job asks for; of an elastic one what it holds, with the type, of how many at most.
+
+    What it may have at most is for those who see its hints.
+    """
+    if job.get("elasticity", "rigid") == "rigid":
+        return str(job["gpus"])
+    held = f"{sum(node['gpus'] for node in nodes)} {job['lease']['gpu_type']}" if nodes else "-"
+    return f"{held} of {job['most_gpus']}" if "most_gpus" in job else held
 
 
 def _gib(mem_mib: int) -> str:

@@ -168,6 +168,8 @@ class Stage:
                 "advertise": None,
                 "munge": {"socket": str(self.cluster.munge_socket)},
             },
+            # Jobs of a minute are over before they are measured.
+            "profiling": {"enabled": False},
             "operators": [os.geteuid()],
             "state_dir": str(state),
         }

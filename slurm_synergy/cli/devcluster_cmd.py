@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shlex
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from slurm_synergy.config import parse_address
 from slurm_synergy.devcluster import DevCluster, default_state_dir, load_shapes, parse_shape
-from slurm_synergy.errors import ConfigError, SynergyError
+from slurm_synergy.errors import ConfigError
 
 __all__ = ["devcluster"]
 
@@ -25,19 +23,6 @@ _dir_option = click.option(
     help="State directory.  [default: slurm-synergy/devcluster below XDG_STATE_HOME]",
 )
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-
-
-@contextlib.contextmanager
-def _refusals() -> Iterator[None]:
-    """Exit 2 for what the user gave wrongly, 1 for what could not be done."""
-    try:
-        yield
-    except ConfigError as err:
-        click.echo(f"synergyctl: {err}", err=True)
-        raise SystemExit(2) from err
-    except SynergyError as err:
-        click.echo(f"synergyctl: {err}", err=True)
-        raise SystemExit(1) from err
 
 
 def _address(text: str) -> str:
@@ -95,22 +80,21 @@ def up(
     quiet: bool,
 ) -> None:
     """Start the cluster; nothing happens when it is up already."""
-    with _refusals():
-        if quiet and as_json:
-            raise ConfigError("give either --quiet or --json", key="--quiet")
-        if shapes and shape_file:
-            raise ConfigError("give either --nodes or --file", key="--nodes")
-        nodes = load_shapes(shape_file) if shape_file else tuple(map(parse_shape, shapes)) or None
-        cluster = DevCluster(
-            dir=state_dir or default_state_dir(),
-            nodes=nodes,
-            real_node=real_node,
-            site={"endpoint": _address(endpoint)} if endpoint is not None else None,
-        )
-        begun_s = time.monotonic()
-        cluster.up()
-        took_s = time.monotonic() - begun_s
-        status = cluster.status()
+    if quiet and as_json:
+        raise ConfigError("give either --quiet or --json", key="--quiet")
+    if shapes and shape_file:
+        raise ConfigError("give either --nodes or --file", key="--nodes")
+    nodes = load_shapes(shape_file) if shape_file else tuple(map(parse_shape, shapes)) or None
+    cluster = DevCluster(
+        dir=state_dir or default_state_dir(),
+        nodes=nodes,
+        real_node=real_node,
+        site={"endpoint": _address(endpoint)} if endpoint is not None else None,
+    )
+    begun_s = time.monotonic()
+    cluster.up()
+    took_s = time.monotonic() - begun_s
+    status = cluster.status()
     if quiet:
         return
     if as_json:
@@ -129,9 +113,8 @@ def up(
 @click.option("--keep", is_flag=True, help="Keep the state directory with its logs.")
 def down(state_dir: Path | None, as_json: bool, keep: bool) -> None:
     """End the cluster's daemons and jobs, and remove its state directory."""
-    with _refusals():
-        cluster = DevCluster(dir=state_dir or default_state_dir())
-        ended = cluster.down(keep=keep)
+    cluster = DevCluster(dir=state_dir or default_state_dir())
+    ended = cluster.down(keep=keep)
     if as_json:
         click.echo(json.dumps({"state_dir": str(cluster.state_dir), "ended": list(ended)}))
     else:
@@ -143,8 +126,7 @@ def down(state_dir: Path | None, as_json: bool, keep: bool) -> None:
 @_json_option
 def status(state_dir: Path | None, as_json: bool) -> None:
     """Tell what runs. Exit status 1 when the cluster is not up."""
-    with _refusals():
-        found = DevCluster(dir=state_dir or default_state_dir()).status()
+    found = DevCluster(dir=state_dir or default_state_dir()).status()
     if as_json:
         click.echo(json.dumps(found.to_json()))
     else:
@@ -163,9 +145,8 @@ def status(state_dir: Path | None, as_json: bool) -> None:
 @_json_option
 def env(state_dir: Path | None, as_json: bool) -> None:
     """Print the variables that point commands at the cluster, for a shell's eval."""
-    with _refusals():
-        cluster = DevCluster(dir=state_dir or default_state_dir())
-        found = cluster.env
+    cluster = DevCluster(dir=state_dir or default_state_dir())
+    found = cluster.env
     if as_json:
         click.echo(json.dumps(found))
         return

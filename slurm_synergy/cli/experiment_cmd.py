@@ -79,7 +79,7 @@ def experiment(
     """Run the simulations that FILE defines, or the shipped definition NAME.
 
     Results are kept in the directory: run the same command again and it goes on where it was.
-    ``list`` shows the shipped definitions, which reproduce the figures and tables of Synergy.
+    'list' shows the shipped definitions, which reproduce the figures and tables of Synergy and Sia.
     """
     if what == "list":
         _list(as_json)

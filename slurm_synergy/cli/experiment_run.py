@@ -47,13 +47,13 @@ def study_of(settings: Settings) -> Any:
     if settings.trace is None:
         trace = generate(_recipe(settings), settings.seed)
     else:
-        trace = read_trace(settings.trace)
+        trace = read_trace(_trace_name(settings))
         most = max(1, math.ceil(len(trace.jobs) * settings.part))
         trace = replace(trace, jobs=trace.jobs[: min(most, settings.jobs or most)])
     return Study(
         nodes=_nodes(settings),
         trace=trace,
-        policy=_pick("policy", settings.policy, POLICIES),
+        policy=_policy(settings, POLICIES),
         mechanism=_pick("mechanism", settings.mechanism, MECHANISMS),
         round_s=settings.round_s,
         event_delay_s=settings.event_delay_s,
@@ -76,6 +76,24 @@ def _recipe(settings: Settings) -> str:
         f"philly-derived:load={settings.load!r},split={settings.split},gpus={settings.sizes},"
         f"arrivals={settings.arrivals},jobs={settings.jobs or DEFAULT_JOBS},seed={settings.seed}"
     )
+
+
+def _trace_name(settings: Settings) -> str:
+    """The trace with the options that are settings of their own."""
+    name = settings.trace_name or ""
+    if not settings.elastic:
+        return name
+    return (
+        f"{name},elastic=full,rigid={settings.rigid!r},scale={settings.scale!r},"
+        f"profiling={settings.profiling},pipelines={settings.pipelines}"
+    )
+
+
+def _policy(settings: Settings, known: Mapping[str, Any]) -> Any:
+    from slurm_synergy.policies.sia import Sia
+
+    found = _pick("policy", settings.policy, known)
+    return replace(found, power=settings.power) if isinstance(found, Sia) else found
 
 
 def _nodes(settings: Settings) -> tuple[Node, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from slurm_synergy.cli.control import ENDPOINT_FILE
-from slurm_synergy.config import ANY_HOST, Settings, parse_address
+from slurm_synergy.config import ANY_HOST, Mode, Settings, parse_address
 from slurm_synergy.errors import DevClusterError, MungeError
 from slurm_synergy.slurm.findings import Finding, fail, ok, warn
 
@@ -156,7 +156,18 @@ def _site(
             "as it cannot start any",
             f"add {os.geteuid()} to operators there, and touch job_submit.lua",
         )
-    return ok("lua_site", f"{site}: partition and operators agree with the settings")
+    match = re.search(r"\bmode\"?\]?\s*=\s*[\"']([^\"']+)[\"']", text)
+    mode = match[1] if match else "act"
+    if (mode == "act") != (settings.mode is Mode.ACT):
+        return worse(
+            "lua_site",
+            f"{site}: mode = {mode!r}, mode of the settings is {settings.mode.value!r}",
+            "jobs are held, and nobody starts them"
+            if mode == "act"
+            else "jobs are neither checked nor held: Slurm starts them by itself",
+            f"set mode = {settings.mode.value!r} there, and touch job_submit.lua",
+        )
+    return ok("lua_site", f"{site}: partition, operators and mode agree with the settings")
 
 
 # addresses -----------------------------------------------------------------------------------
@@ -232,7 +243,7 @@ def _names(settings: Settings) -> Iterator[Finding]:
     if all(address.startswith("127.") or address == "::1" for address in found):
         yield warn(
             "names",
-            f"{name} is {', '.join(sorted(found))} here",
+            f"jobs are told {name}, which is only this machine",
             "on other machines that is another machine, or none: only jobs here could call",
             f"{remedy}, and listen on an address that they reach",
         )

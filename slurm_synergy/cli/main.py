@@ -1,13 +1,20 @@
-"""``synergyctl``: exit status 0 done, 1 refused or not reachable, 2 wrong usage or settings."""
+"""``synergyctl``: exit status 0 done, 1 refused or not reachable, 2 wrong usage or settings.
+
+An error goes to standard error in words, and with ``--json`` as ``{"error": WORDS}`` to standard
+output too.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
 import sys
 from collections.abc import Sequence
 
 import click
 
 import slurm_synergy
+from slurm_synergy.cli.advise_cmd import advise
 from slurm_synergy.cli.check_cmd import check_command
 from slurm_synergy.cli.config_cmd import config
 from slurm_synergy.cli.control import drain, jobs, resume, status
@@ -42,6 +49,7 @@ for _command in (
     simulate,
     experiment,
     explain,
+    advise,
     top,
     replay_command,
     check_command,
@@ -53,14 +61,32 @@ for _command in (
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run synergyctl and exit."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    text = ""
     try:
-        cli.main(args=None if argv is None else list(argv), prog_name="synergyctl")
+        # A command returns nothing; a number is the exit status of --help and the like.
+        status = cli.main(args=arguments, prog_name="synergyctl", standalone_mode=False) or 0
+    except click.ClickException as err:
+        err.show()
+        status, text = err.exit_code, err.format_message()
+    except click.Abort:
+        click.echo("Aborted!", err=True)
+        status, text = 1, "aborted"
     except ConfigError as err:
-        click.echo(f"synergyctl: {err}", err=True)
-        sys.exit(2)
+        status, text = 2, str(err)
+        click.echo(f"synergyctl: {text}", err=True)
     except SynergyError as err:
-        click.echo(f"synergyctl: {err.in_short}", err=True)
-        sys.exit(1)
+        status, text = 1, err.in_short
+        click.echo(f"synergyctl: {text}", err=True)
+    if text and _asks_for_json(arguments):
+        click.echo(json.dumps({"error": text}))
+    sys.exit(status)
+
+
+def _asks_for_json(arguments: Sequence[str]) -> bool:
+    """Whether --json is among the options: whoever reads JSON finds the error there too."""
+    own = itertools.takewhile(lambda argument: argument != "--", arguments)
+    return "--json" in own
 
 
 if __name__ == "__main__":

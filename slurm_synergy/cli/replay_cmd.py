@@ -14,7 +14,7 @@ from slurm_synergy.controller.replaying import Replayed, replay
 from slurm_synergy.controller.rounds import Damage, Round, read_rounds
 from slurm_synergy.errors import ConfigError
 from slurm_synergy.mechanisms import MECHANISMS
-from slurm_synergy.policies import POLICIES
+from slurm_synergy.policies import POLICIES, policy_of_plan
 
 __all__ = ["replay_command"]
 
@@ -62,9 +62,10 @@ def replay_command(
 
 def _one(record: Round, policy: str | None, mechanism: str | None) -> dict[str, Any]:
     plan = record.plan
+    asked = _named("policy", POLICIES, policy or plan.policy, asked=policy is not None)
     found = replay(
         record,
-        _named("policy", POLICIES, policy or plan.policy, asked=policy is not None),
+        policy_of_plan(plan) or asked if policy is None else asked,
         _named("mechanism", MECHANISMS, mechanism or plan.mechanism, asked=mechanism is not None),
     )
     return {

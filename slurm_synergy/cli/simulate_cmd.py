@@ -34,7 +34,8 @@ _S_PER_H = 3600.0
     metavar="TRACE",
     help="FILE (job_id,model,arrival_s,gpus and iterations or duration_s), sacct:FILE "
     "(sacct -P -o JobID,User,Submit,Elapsed,AllocTRES), "
-    "philly:FILE[,from_h=H][,to_h=H][,jobs=N] or sia:FILE,profiles=DIR (rigid jobs).",
+    "philly:FILE[,from_h=H][,to_h=H][,jobs=N] or sia:FILE,profiles=DIR (rigid jobs, or elastic "
+    "ones with elastic=full).",
 )
 @click.option(
     "--generate",

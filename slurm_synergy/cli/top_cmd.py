@@ -30,7 +30,7 @@ __all__ = ["top"]
 
 _TABLES = (
     ("nodes", NODE_COLUMNS, "no nodes yet"),
-    ("running", RUN_COLUMNS, "nothing runs"),
+    ("running", RUN_COLUMNS, "no job holds a lease"),
     ("queue", QUEUE_COLUMNS, "nobody waits"),
 )
 

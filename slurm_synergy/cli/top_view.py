@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_synergy.core.wording import duration, gib
+from slurm_synergy.core.wording import clipped, duration, gib, percent
 
 __all__ = ["NODE_COLUMNS", "QUEUE_COLUMNS", "RUN_COLUMNS", "Screen", "screen_of"]
 
@@ -96,22 +96,16 @@ def _running(job: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]]) -> 
     return (
         job.get("array") or str(job["job_id"]),
         job["user"],
-        job["name"] or "-",
+        clipped(job["name"] or "-"),
         job["phase"],
         str(job["gpus"]),
         str(sum(part["cpus"] for part in parts)),
         str(fair),
         gib(sum(part["mem_mib"] for part in parts)),
         f"{rate:.0f}" if rate else "-",
-        _stall(progress),
+        percent(progress.get("data_stall")),
         "; ".join(note for note in notes if note) or "-",
     )
-
-
-def _stall(progress: Mapping[str, Any]) -> str:
-    """The part of the time in which the GPUs wait for data, as the slowest task reports it."""
-    busy_s, wait_s = progress["step_s"], progress["wait_s"]
-    return f"{wait_s / (busy_s + wait_s):.0%}" if busy_s + wait_s > 0 else "-"
 
 
 def _waiting(job: Mapping[str, Any]) -> tuple[str, ...]:
@@ -119,7 +113,7 @@ def _waiting(job: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         job.get("array") or str(job["job_id"]),
         job["user"],
-        job["name"] or "-",
+        clipped(job["name"] or "-"),
         str(job["gpus"]),
         str(job["restarts"]),
         reason["text"] if reason else "the next round plans it",

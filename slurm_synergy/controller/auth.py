@@ -6,6 +6,7 @@ one call that its payload names.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pwd
 import re
@@ -24,6 +25,8 @@ __all__ = [
     "encode_credential",
     "munge_socket",
     "new_nonce",
+    "node_leases_payload",
+    "node_request_payload",
     "operator_uids",
     "register_payload",
 ]
@@ -41,9 +44,20 @@ def register_payload(job_id: int, restart_count: int, rank: int, nonce: str) -> 
     return f"synergy-register:{job_id}:{restart_count}:{rank}:{nonce}"
 
 
-def control_payload(nonce: str) -> str:
-    """What the credential of a control call must say."""
-    return f"synergy-control:{nonce}"
+def control_payload(nonce: str, body: str = "") -> str:
+    """What the credential of a control call must say; a body is part of it."""
+    digest = f":{hashlib.sha256(body.encode()).hexdigest()}" if body else ""
+    return f"synergy-control:{nonce}{digest}"
+
+
+def node_request_payload(node: str, nonce: str) -> str:
+    """What the credential of a node helper's call must say."""
+    return f"synergy-node:{node}:{nonce}"
+
+
+def node_leases_payload(node: str, nonce: str, content: bytes) -> str:
+    """What the controller's credential over its answer to that call must say."""
+    return f"synergy-node-leases:{node}:{nonce}:{hashlib.sha256(content).hexdigest()}"
 
 
 def new_nonce(purpose: str = "") -> str:
@@ -79,6 +93,10 @@ class Authenticator:
                 "this machine, and set leases.munge.socket (or SYNERGY_MUNGE_SOCKET) to its socket "
                 f"(now: {self._socket or 'the default of munge'})"
             ) from err
+
+    def sign(self, payload: str) -> str:
+        """A credential of this process over ``payload``. Raises MungeError."""
+        return encode_credential(payload, self._socket)
 
     def uid_of(self, credential: str, *, payload: str, nonce: str) -> int:
         """The user id that made ``credential``, which must say exactly ``payload``.

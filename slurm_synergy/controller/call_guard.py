@@ -200,6 +200,13 @@ class Calls:
             raise Busy(f"user id {uid} calls too often: try again")
         return uid
 
+    async def sign(self, peer: str, payload: str) -> str:
+        """A credential of ours over ``payload``, for that caller. Raises Busy, MungeError."""
+        async with self._logins.turn(peer):
+            return await self._loop.run_in_executor(
+                self._login_pool, self._authenticator.sign, payload
+            )
+
 
 def _status(err: Exception) -> tuple[grpc.StatusCode, str]:
     """What a caller is told of ``err``."""

@@ -20,15 +20,36 @@ from slurm_synergy.controller.call_guard import (
 )
 from slurm_synergy.proto import lease_pb2 as pb
 
-__all__ = ["CONTROL_CALLS", "ControlPort", "ControlService"]
+__all__ = ["CONTROL_CALLS", "ControlPort", "ControlService", "ProfilePort"]
 
 CONTROL_CALLS: Mapping[str, type[Message]] = dict.fromkeys(
-    ("Status", "Jobs", "Explain", "Drain", "Resume"), pb.ControlRequest
+    ("Status", "Jobs", "Explain", "Drain", "Resume", "Profiles", "Import", "Forget"),
+    pb.ControlRequest,
 )
 """The methods of the service, and what each is asked with."""
 
 _LOG = logging.getLogger(__name__)
 _MAX_JOB_NAME = 32
+
+
+class ProfilePort(Protocol):
+    """What the control calls need from the store of profiles; thread-safe."""
+
+    def profiles(self, *, viewer_uid: int, operators: Collection[int]) -> Mapping[str, object]:
+        """The profiles that this viewer may see, as one JSON object."""
+        ...
+
+    def import_profile(
+        self, text: str, *, uid: int, operators: Collection[int]
+    ) -> Mapping[str, object]:
+        """Keep a profile that is a JSON document. Raises LeaseError."""
+        ...
+
+    def forget_profile(
+        self, key: str, *, uid: int, operators: Collection[int]
+    ) -> Mapping[str, object]:
+        """Drop a profile. Raises LeaseError."""
+        ...
 
 
 class ControlPort(Protocol):
@@ -52,6 +73,11 @@ class ControlPort(Protocol):
 
     def set_draining(self, draining: bool) -> None:
         """Start nothing more, or go on."""
+        ...
+
+    @property
+    def shelf(self) -> ProfilePort:
+        """The store of profiles."""
         ...
 
 
@@ -89,6 +115,30 @@ class ControlService:
     async def Resume(self, request: pb.ControlRequest, peer: str) -> pb.ControlReply:
         return await self._set_draining(request, peer, "resume", False)
 
+    @answered
+    async def Profiles(self, request: pb.ControlRequest, peer: str) -> pb.ControlReply:
+        uid = await self._caller(request, peer, "profiles")
+        call = self._control.shelf.profiles
+        return _json_reply(await self.calls.run(call, viewer_uid=uid, operators=self._operators))
+
+    @answered
+    async def Import(self, request: pb.ControlRequest, peer: str) -> pb.ControlReply:
+        return await self._change_profiles(request, peer, "import")
+
+    @answered
+    async def Forget(self, request: pb.ControlRequest, peer: str) -> pb.ControlReply:
+        return await self._change_profiles(request, peer, "forget")
+
+    async def _change_profiles(
+        self, request: pb.ControlRequest, peer: str, method: str
+    ) -> pb.ControlReply:
+        uid = await self._caller(request, peer, method)
+        shelf = self._control.shelf
+        change = shelf.import_profile if method == "import" else shelf.forget_profile
+        done = await self.calls.run(change, request.body, uid=uid, operators=self._operators)
+        _LOG.info("user id %d: profile %s: %s", uid, done["key"], method)
+        return _json_reply(done)
+
     async def _set_draining(
         self, request: pb.ControlRequest, peer: str, method: str, draining: bool
     ) -> pb.ControlReply:
@@ -107,7 +157,7 @@ class ControlService:
         # The method is part of the nonce: a credential for reading cannot be used for changing.
         if not request.nonce.startswith(f"{method}-"):
             raise NotAuthenticated(f"the nonce of this call begins with '{method}-'")
-        payload = control_payload(request.nonce)
+        payload = control_payload(request.nonce, request.body)
         return await self.calls.uid_of(peer, request.credential, payload, request.nonce)
 
 

@@ -113,6 +113,12 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dry-run", action="store_true", help="say what would be done and change nothing"
     )
+    parser.add_argument(
+        "--node",
+        action="store_true",
+        help="run the helper of a compute node instead, which has options of its own "
+        "(slurm-synergyd --node --help)",
+    )
     version = getattr(slurm_synergy, "__version__", "unknown")
     parser.add_argument("--version", action="version", version=f"slurm-synergyd {version}")
     return parser
@@ -181,9 +187,13 @@ def _run(
         return 0
     view = StatusView(settings, ledger=ledger, leases=wiring.book, clock=wiring.clock)
     view.slow_because = lambda: wiring.pacer.reason
+    view.enforced_because = wiring.enforced_because
     if not settings.cluster.name:
         view.named(wiring.cluster_name())
-    loop = Loop(parts, ledger, wiring.clock, Audiences(view, wiring.figures), signals.wake)
+    view.profiling = wiring.profiler.describe
+    view.learning = wiring.learner.describe
+    audience = Audiences(view, wiring.figures, wiring.profiler, wiring.learner)
+    loop = Loop(parts, ledger, wiring.clock, audience, signals.wake)
     _look_into_intents(ledger)
     current, daily = settings, DailySummary(state_dir, wiring.clock)
 
@@ -199,6 +209,7 @@ def _run(
         notifier.alive(_status(loop))
 
     with contextlib.ExitStack() as stack:
+        stack.callback(wiring.learner.close)
         if authenticator is not None:
             server = LeaseServer(
                 settings.leases,

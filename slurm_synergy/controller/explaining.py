@@ -8,8 +8,9 @@ from slurm_synergy.controller.codec import encode
 from slurm_synergy.controller.rounds import Round
 from slurm_synergy.core.explain import Explanation, explain, find_job, in_words, public
 from slurm_synergy.core.model import JobPhase, Snapshot
-from slurm_synergy.policies import POLICIES
+from slurm_synergy.policies import policy_of_plan
 from slurm_synergy.policies.queue import QueuePolicy, queue_order
+from slurm_synergy.policies.sia import Sia
 
 __all__ = ["explain_round", "explained"]
 
@@ -18,7 +19,7 @@ def explain_round(record: Round, job: str) -> Explanation:
     """The round's word on ``job`` (``12`` or ``12_3``). Raises ModelError for an unknown job."""
     snapshot, plan = record.snapshot, record.plan
     job_id = find_job(snapshot, job)
-    policy = POLICIES.get(plan.policy)
+    policy = policy_of_plan(plan)
     order = queue_order(policy, snapshot) if isinstance(policy, QueuePolicy) else ()
 
     def grants(changed: Snapshot, wanted: int) -> bool:
@@ -26,7 +27,15 @@ def explain_round(record: Round, job: str) -> Explanation:
             grant.job_id == wanted for grant in policy.choose(changed).grants
         )
 
-    return explain(snapshot, plan, job_id, order=order, outcomes=record.reasons, grants=grants)
+    return explain(
+        snapshot,
+        plan,
+        job_id,
+        order=order,
+        outcomes=record.reasons,
+        grants=grants,
+        market=policy.market(snapshot, job_id) if isinstance(policy, Sia) else None,
+    )
 
 
 def explained(

@@ -15,6 +15,7 @@ from typing import Protocol
 from slurm_synergy.cluster import Clock, Observation, Outcome
 from slurm_synergy.config import Mode
 from slurm_synergy.controller.leases import LeaseBook
+from slurm_synergy.core.elastic import as_placed
 from slurm_synergy.core.model import JobPhase, JobStatus, Plan, ReasonCode, Snapshot
 from slurm_synergy.core.pipeline import job_rate, proportional_rate
 from slurm_synergy.core.snapshot import status_of
@@ -221,6 +222,7 @@ def _floor(status: JobStatus, snapshot: Snapshot, measured_rate: float) -> Floor
     assert lease is not None
     nodes = {node.name: node for node in snapshot.nodes}
     placement = lease.placement
+    status = as_placed(snapshot, status, placement)
     least: float | None = None
     if status.job.wrapped and all(name in nodes for name in placement.nodes):
         shares = [(nodes[name], share.gpus) for name, share in placement.shares]

@@ -15,6 +15,7 @@ import socket
 import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -34,7 +35,10 @@ from slurm_synergy.controller.call_guard import (
     short_text,
 )
 from slurm_synergy.controller.control_service import CONTROL_CALLS, ControlPort, ControlService
+from slurm_synergy.controller.learning_points import MOST_TIMES, StepTime, TrainingReport
 from slurm_synergy.controller.leases import Gone, LeaseBook, Over, TaskView
+from slurm_synergy.controller.node_service import NODE_CALLS, NodeService
+from slurm_synergy.controller.probes import Measured, TaskProfiling
 from slurm_synergy.controller.tasks import TaskIdentity, TaskReport
 from slurm_synergy.controller.throttle import Buckets, Busy
 from slurm_synergy.errors import LeaseError
@@ -46,6 +50,7 @@ MAX_HOLD_S = 10.0
 """Longest time that a Renew call is held open, in seconds."""
 
 _LOG = logging.getLogger(__name__)
+_T = TypeVar("_T")
 # Somewhat more than is taken apart, so that it is we who refuse a call that is a little too large.
 _MAX_RECEIVED_BYTES = 4 * MAX_MESSAGE_BYTES
 _MAX_STREAMS = 256  # calls at a time over one connection; a launcher makes one or two
@@ -56,6 +61,9 @@ _MAX_WAITERS = 4096
 _THREADS = 8
 _LOGIN_THREADS = 4
 _MAX_NODE_NAME, _MAX_TOKEN = 255, 128
+_MAX_PROGRAM = 64
+_LONGEST_SUM_S = 1e10  # of seconds since a process began
+_LEAST_RATE, _MOST_RATE = 1e-6, 1e9  # samples/s of a whole job
 _START_TIMEOUT_S = 10.0
 _STOP_GRACE_S = 0.5
 
@@ -163,23 +171,28 @@ class LeaseServer:
             service = _LeaseService(calls, self._leases, self._settings.lease_s)
             control = ControlService(calls, self._control, self._operators)
             server.add_generic_rpc_handlers([handlers("LeaseService", service, LEASE_CALLS)])
+            nodes = NodeService(calls, self._leases, self._settings.lease_s)
             server.add_generic_rpc_handlers([handlers("ControlService", control, CONTROL_CALLS)])
+            server.add_generic_rpc_handlers([handlers("NodeService", nodes, NODE_CALLS)])
             self.port = server.add_insecure_port(self._settings.listen)
             if self.port == 0:
                 raise OSError("the address is in use or not of this machine")
             await server.start()
-            self._leases.subscribe(self._wake_with(service))
+            self._leases.subscribe(self._wake_with(service, nodes))
             self._started.set()
             await self._ending.wait()
             await server.stop(_STOP_GRACE_S)
 
-    def _wake_with(self, service: _LeaseService) -> Callable[[int], None]:
+    def _wake_with(self, service: _LeaseService, nodes: NodeService) -> Callable[[int], None]:
         loop = self._loop
         assert loop is not None
 
         def wake(job_id: int) -> None:
+            lease = self._leases.lease(job_id)
+            names = lease.placement.nodes if lease is not None else ()
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(service.wake, job_id)
+                loop.call_soon_threadsafe(nodes.wake, job_id, names)
 
         return wake
 
@@ -278,9 +291,14 @@ class _LeaseService:
 
     async def _identity(self, token: str, task: pb.TaskId) -> TaskIdentity:
         short_text(token, _MAX_TOKEN, "a session token")
-        return await self.calls.run(
+        return await self._look(
             self._leases.identity, token, task.job_id, task.restart_count, task.rank
         )
+
+    async def _look(self, look: Callable[..., _T], *args: Any) -> _T:
+        """What only looks into the book is done here, unless that would have to wait."""
+        found = self._leases.unless_busy(look, *args)
+        return found if found is not None else await self.calls.run(look, *args)
 
     def _count(self, identity: TaskIdentity) -> None:
         """Raises Busy for a task, or a job, that calls too often."""
@@ -305,12 +323,13 @@ class _LeaseService:
                 event = self._events.setdefault(identity.job_id, asyncio.Event())
                 if news != self._news:
                     news = self._news
-                    view = await self.calls.run(self._leases.view, identity)
+                    view = await self._look(self._leases.view, identity)
                     if _is_news(view, request):
                         return view
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(event.wait(), max(0.0, deadline_s - loop.time()))
-            return await self.calls.run(self._leases.view, identity)
+                    async with asyncio.timeout_at(deadline_s):
+                        await event.wait()
+            return await self._look(self._leases.view, identity)
         finally:
             self._waiters -= 1
 
@@ -327,16 +346,68 @@ def _report_of_renewal(request: pb.RenewRequest) -> TaskReport:
         proposed_stop_step=bounded(request.proposed_stop_step, "stop step"),
         accepted_stop_step=bounded(request.accepted_stop_step, "stop step"),
         refused_stop_step=bounded(request.refused_stop_step, "stop step"),
+        stepped_s=_sane(progress.stepped_s, _LONGEST_SUM_S),
+        waited_s=_sane(progress.waited_s, _LONGEST_SUM_S),
+        profiling=_profiling(request.profiling) if request.HasField("profiling") else None,
+        training=_training(request.training) if request.HasField("training") else None,
     )
 
 
-def _sane(seconds: float) -> float:
+def _training(told: pb.Training) -> TrainingReport:
+    """As it was told: whoever learns from it refuses it in words, and the lease is renewed."""
+    return TrainingReport(
+        times=tuple(
+            StepTime(
+                local_batch=one.local_batch,
+                accumulation=one.accumulation,
+                replicas=one.replicas,
+                steps=one.steps,
+                gradient_s=one.gradient_s,
+                step_s=one.step_s,
+            )
+            # One too many is enough to be refused.
+            for one in told.times[: MOST_TIMES + 1]
+        ),
+        square=told.gradient_square,
+        variance=told.gradient_variance,
+        initial_batch=told.initial_batch,
+        local_most=told.local_most,
+        progress=told.progress,
+    )
+
+
+def _profiling(told: pb.Profiling) -> TaskProfiling:
+    return TaskProfiling(
+        known_probe=bounded(told.known_probe, "probe"),
+        measured=_measured(told.measured) if told.HasField("measured") else None,
+        own_mem_mib=bounded(told.own_mem_mib, "own_mem_mib"),
+        program=short_text(told.program, _MAX_PROGRAM, "the name of a program"),
+    )
+
+
+def _measured(told: pb.Measured) -> Measured:
+    rate, busy = _sane(told.samples_per_s, _MOST_RATE), _sane(told.busy_samples_per_s, _MOST_RATE)
+    share = told.wait_share if 0 <= told.wait_share <= 1 else None
+    return Measured(
+        probe=bounded(told.probe, "probe"),
+        steps=bounded(told.steps, "steps") if rate >= _LEAST_RATE else 0,
+        samples_per_s=rate,
+        wait_share=share if told.waits_known else None,
+        busy_samples_per_s=busy if told.waits_known and busy >= _LEAST_RATE else None,
+    )
+
+
+def _sane(seconds: float, most_s: float = 1e6) -> float:
     # Also turns NaN into 0, which would poison means and JSON.
-    return seconds if 0 <= seconds < 1e6 else 0.0
+    return seconds if 0 <= seconds < most_s else 0.0
 
 
 def _is_news(view: TaskView, request: pb.RenewRequest) -> bool:
     known = (request.known_stop.step, request.known_stop.committed)
+    if request.HasField("profiling"):
+        probe = view.probe.number if view.probe else 0
+        if probe != request.profiling.known_probe:
+            return True
     return (
         view.generation != request.known_generation
         or (view.stop_step, view.stop_committed) != known
@@ -344,8 +415,17 @@ def _is_news(view: TaskView, request: pb.RenewRequest) -> bool:
 
 
 def _reply(view: TaskView, *, token: str = "") -> pb.LeaseReply:
+    probe = view.probe
     return pb.LeaseReply(
         token=token,
+        probe=None
+        if probe is None
+        else pb.Probe(
+            number=probe.number,
+            warmup_steps=probe.warmup_steps,
+            steps=probe.steps,
+            longest_s=probe.longest_s,
+        ),
         lease=pb.Lease(
             generation=view.generation,
             expires_in_s=view.expires_in_s,
@@ -357,6 +437,7 @@ def _reply(view: TaskView, *, token: str = "") -> pb.LeaseReply:
             stop_within_s=view.stop_within_s,
             node_cores=view.node_cores,
             grace_s=view.grace_s,
+            batch_size=view.batch_size,
         ),
         stop_step=pb.StopStep(step=view.stop_step, committed=view.stop_committed),
     )

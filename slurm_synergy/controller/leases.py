@@ -10,20 +10,27 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from slurm_synergy.cluster import Clock, StopState
 from slurm_synergy.controller.binding import CoreBinding, CoreRequest, assign_cores
+from slurm_synergy.controller.learning import JobTold
+from slurm_synergy.controller.learning_steps import Progress
 from slurm_synergy.controller.ledger import Ledger, StoredLease
+from slurm_synergy.controller.node_view import NodeView, node_view
+from slurm_synergy.controller.probes import Measured, Probe, Probes, TaskProfiling
 from slurm_synergy.controller.tasks import JobTasks, TaskIdentity, TaskReport
 from slurm_synergy.core.model import JobStatus, Lease, Node, Placement, Reason
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.errors import LeaseError, LedgerError
+from slurm_synergy.profiler.refining import Sums
 
 __all__ = ["Gone", "LeaseBook", "NotYetKnown", "Over", "TaskView", "UnknownToken"]
 
 _LOG = logging.getLogger(__name__)
+_T = TypeVar("_T")
 _SAVE_PROGRESS_EVERY_S = 5.0
 _ENDED_REMEMBERED = 4096
 
@@ -63,6 +70,8 @@ class TaskView:
     stop_step: int
     stop_committed: bool
     grace_s: float = 0.0
+    probe: Probe | None = None
+    batch_size: int = 0
 
 
 @dataclass(slots=True)
@@ -78,6 +87,8 @@ class LeaseBook:
     ``node_of`` yields a node of the pool by name (None: not known now); it must not call back.
     ``on_event`` is called with a job id when a job's first task registers or any task ends.
     ``grace_of`` yields how long a stop would leave a job, in seconds (0: not known now).
+    ``on_measured`` is called with a job id when all its tasks have answered a probe,
+    ``on_training`` with what a job's first rank tells of its training.
     """
 
     def __init__(
@@ -89,9 +100,17 @@ class LeaseBook:
         node_of: Callable[[str], Node | None],
         on_event: Callable[[int], None] = lambda job_id: None,
         grace_of: Callable[[int], float] = lambda job_id: 0.0,
+        on_measured: Callable[[int], None] = lambda job_id: None,
+        on_training: Callable[[JobTold], None] = lambda told: None,
     ) -> None:
         self._ledger, self._clock, self._lease_s = ledger, clock, lease_s
         self._node_of, self._on_event, self._grace_of = node_of, on_event, grace_of
+        self._on_measured, self._on_training = on_measured, on_training
+        self._probes = Probes(
+            node_of=node_of,
+            leases_on=self._leases_on,
+            reserved_on=lambda name: self._reserved.get(name, frozenset()),
+        )
         self._lock = threading.RLock()
         self._entries: dict[int, _Entry] = {}
         self._tokens: dict[str, TaskIdentity] = {}
@@ -102,7 +121,9 @@ class LeaseBook:
         self._gpus: dict[int, dict[str, tuple[int, ...]]] = {}
         self._listeners: list[Callable[[int], None]] = []
         for stored in ledger.load_leases():
-            entry = _Entry(stored)
+            # Renewals are not written: whoever was told of it last may have all of its time left.
+            lease = replace(stored.lease, expires_s=clock.now_s() + lease_s)
+            entry = _Entry(replace(stored, lease=lease))
             entry.tasks.restore(stored.finished)
             self._entries[stored.lease.job_id] = entry
             self._note_nodes(stored.lease.job_id)
@@ -157,6 +178,8 @@ class LeaseBook:
             before = old.stored.lease.placement.nodes if old else ()
             changed = self._change({job_id: stored}, (*before, *placement.nodes))
             self._entries[job_id].tasks = tasks
+            if not same_run:
+                self._probes.end(job_id)
             self._ended.pop(job_id, None)
             if not same_run:
                 self._gpus.pop(job_id, None)
@@ -167,26 +190,37 @@ class LeaseBook:
         return lease
 
     def resize(self, *, job_id: int, placement: Placement) -> Lease:
-        """Change cores and memory of a running job in place; a newer generation on return.
-
-        The placement that it has already changes nothing. Raises LeaseError when the job holds no
-        lease, or for other nodes or GPUs than it holds.
-        """
+        """``resize_all`` for one job: its lease then. Raises LeaseError when it is refused."""
+        refused = self.resize_all((placement,))
+        if job_id in refused:
+            raise refused[job_id]
         with self._lock:
-            stored = self._stored(job_id)
-            lease = stored.lease
-            if lease.placement.gpu_layout != placement.gpu_layout:
-                raise LeaseError(
-                    f"job {job_id}: GPUs do not change in place: it holds "
-                    f"{lease.placement.gpu_layout}, not {placement.gpu_layout}"
-                )
-            if lease.placement == placement:
-                return lease
-            updated = replace(stored, lease=replace(lease, placement=placement))
-            changed = self._change({job_id: updated}, placement.nodes)
-            lease = self._entries[job_id].stored.lease
+            return self._stored(job_id).lease
+
+    def resize_all(self, placements: Sequence[Placement]) -> Mapping[int, LeaseError]:
+        """Change cores and memory of running jobs in place; newer generations on return.
+
+        All are written in one transaction before any task is told. The placement that a job has
+        already changes nothing. Refused are jobs that hold no lease, and other nodes or GPUs than
+        a job holds; by job id. Raises LedgerError when they cannot be written: nothing changes.
+        """
+        updates: dict[int, StoredLease] = {}
+        refused: dict[int, LeaseError] = {}
+        changed: set[int] = set()
+        with self._lock:
+            for placement in placements:
+                job_id = placement.job_id
+                try:
+                    stored = self._stored(job_id)
+                    if stored.lease.placement != placement:
+                        updates[job_id] = _resized(stored, placement)
+                except LeaseError as err:
+                    refused[job_id] = err
+            if updates:
+                nodes = {name for one in updates.values() for name in one.lease.placement.nodes}
+                changed = self._change(updates, nodes)
         self._announce(changed)
-        return lease
+        return refused
 
     def stop(self, *, job_id: int, reason: Reason, grace_s: float) -> None:
         """Ask the job to checkpoint and leave within ``grace_s`` seconds; idempotent.
@@ -200,6 +234,7 @@ class LeaseBook:
             updated = replace(
                 stored, stopping=reason, stop_deadline_s=self._clock.now_s() + grace_s
             )
+            self._probes.end(job_id)
             changed = self._change({job_id: updated}, ())
         self._announce(changed)
 
@@ -232,6 +267,7 @@ class LeaseBook:
             self._ledger.end_lease(job_id)
             self._leave_nodes(job_id)
             del self._entries[job_id]
+            self._probes.end(job_id)
             self._gpus.pop(job_id, None)
             self._settled.discard(job_id)
             if over:
@@ -301,6 +337,16 @@ class LeaseBook:
         with self._lock:
             return tuple(sorted(self._entries))
 
+    def on_node(self, name: str) -> tuple[NodeView, ...]:
+        """The leases of all jobs that hold something on a node, by job id."""
+        with self._lock:
+            now_s, node = self._clock.now_s(), self._node_of(name)
+            cores = node.total.cpus if node else 0
+            return tuple(
+                node_view(self._entries[one].stored, name, now_s=now_s, node_cores=cores)
+                for one in sorted(self._on_node.get(name, ()))
+            )
+
     # The tasks' side
 
     def subscribe(self, listener: Callable[[int], None]) -> None:
@@ -323,10 +369,14 @@ class LeaseBook:
             if identity.node not in entry.stored.lease.placement.nodes:
                 raise LeaseError(f"job {identity.job_id} holds nothing on node {identity.node!r}")
             first = entry.tasks.register(identity)
+            # Whoever measured is not there any more, or not alone.
+            probed = self._probes.end(identity.job_id)
             self._tokens.pop(self._token_of.get(identity, ""), None)
             token = secrets.token_urlsafe(32)
             self._tokens[token], self._token_of[identity] = identity, token
             view = self._extended(entry, identity)
+        if probed:
+            self._announce({identity.job_id})
         if first:
             self._on_event(identity.job_id)
         return token, view
@@ -356,15 +406,36 @@ class LeaseBook:
                 except LedgerError as err:
                     # A full disk must not take the lease from a running job.
                     _LOG.error("progress of job %d is not saved: %s", identity.job_id, err)
+            probe = self._probes.of(identity.job_id)
+            answered = probe is not None and bool(entry.tasks.answers(probe.number))
+            # While it is probed the job is not as fast as it is.
+            told = _told(entry.stored, identity, report) if probe is None else None
             view = self._extended(entry, identity)
         if moved:
             self._announce({identity.job_id})
+        if told is not None:
+            self._on_training(told)
+        if answered:
+            self._on_measured(identity.job_id)
+            view = self.view(identity)
         return view
 
     def view(self, identity: TaskIdentity) -> TaskView:
         """Extend the lease and say how it stands for that task. Raises Gone."""
         with self._lock:
             return self._extended(self._current(identity.job_id, identity.restart_count), identity)
+
+    def unless_busy(self, look: Callable[..., _T], *args: Any) -> _T | None:
+        """``look(*args)``, a method of ours that touches no disk; None while others have the book.
+
+        For a thread that must not wait until somebody has written something.
+        """
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return look(*args)
+        finally:
+            self._lock.release()
 
     def finish(
         self, identity: TaskIdentity, *, exit_code: int, checkpointed: bool, report: TaskReport
@@ -380,6 +451,76 @@ class LeaseBook:
             self._save_progress(entry)
         self._announce({identity.job_id})
         self._on_event(identity.job_id)
+
+    # Profiling leases
+
+    def measurable_jobs(self) -> tuple[int, ...]:
+        """Jobs all of whose tasks train and can measure, by id; none that shall stop."""
+        with self._lock:
+            return tuple(
+                job_id
+                for job_id, entry in sorted(self._entries.items())
+                if entry.stored.stopping is None and entry.tasks.measurable
+            )
+
+    def profiling(self, job_id: int) -> tuple[TaskProfiling, ...]:
+        """What the job's tasks told of themselves, by rank; none without a lease."""
+        with self._lock:
+            entry = self._entries.get(job_id)
+            return entry.tasks.profiling() if entry else ()
+
+    def sums(self, job_id: int) -> tuple[Sums, ...]:
+        """What the job's tasks have done so far, by rank; none without a lease."""
+        with self._lock:
+            entry = self._entries.get(job_id)
+            return entry.tasks.sums() if entry else ()
+
+    def owner_of(self, job_id: int) -> int | None:
+        """The user id of the job's owner; None without a lease."""
+        with self._lock:
+            entry = self._entries.get(job_id)
+            return entry.stored.owner_uid if entry else None
+
+    def free_cores(self, node: str) -> frozenset[int]:
+        """Cores of a node that are nobody's: in no lease, no floor, no probe, not reserved."""
+        with self._lock:
+            return self._probes.free(node)
+
+    def probe(self, job_id: int, probe: Probe, cpus: int) -> Probe | None:
+        """Have a job measure ``probe`` with ``cpus`` cores on each of its nodes, from now on.
+
+        None when it holds no lease, shall stop, or there are not that many cores now. An earlier
+        probe of the job ends.
+        """
+        with self._lock:
+            entry = self._entries.get(job_id)
+            if entry is None or entry.stored.stopping is not None:
+                return None
+            begun = self._probes.begin(entry.stored.lease, probe, cpus)
+        if begun is not None:
+            self._announce({job_id})
+        return begun
+
+    def end_probe(self, job_id: int) -> None:
+        """The job has the cores of its lease again; without a probe nothing happens."""
+        with self._lock:
+            ended = self._probes.end(job_id)
+        if ended:
+            self._announce({job_id})
+
+    def probing(self, job_id: int) -> Probe | None:
+        """The job's probe, unless it has ended or its cores were taken back."""
+        with self._lock:
+            return self._probes.of(job_id)
+
+    def answers(self, job_id: int) -> tuple[Measured, ...]:
+        """What all tasks answered to the job's probe, by rank; none before the last of them."""
+        with self._lock:
+            entry, probe = self._entries.get(job_id), self._probes.of(job_id)
+            return entry.tasks.answers(probe.number) if entry and probe else ()
+
+    def _leases_on(self, name: str) -> tuple[Lease, ...]:
+        return tuple(self._entries[one].stored.lease for one in self._on_node.get(name, ()))
 
     def snapshot(self) -> Mapping[int, Mapping[str, object]]:
         """All leases as JSON values, by job id, for status output."""
@@ -409,11 +550,14 @@ class LeaseBook:
 
     def _change(self, updates: Mapping[int, StoredLease], nodes: Iterable[str]) -> set[int]:
         """Write updated leases and what they do to others on ``nodes``; ids of changed leases."""
-        touched = set(nodes)
-        beside = {job_id for node in touched for job_id in self._on_node.get(node, ())}
-        after = {job_id: self._entries[job_id].stored for job_id in sorted(beside)} | dict(updates)
-        for node in sorted(touched):
-            after.update(self._rebound(node, after))
+        beside = {node: set(self._on_node.get(node, ())) for node in nodes}
+        after = {one: self._entries[one].stored for jobs in beside.values() for one in jobs}
+        for job_id, stored in updates.items():
+            after[job_id] = stored
+            for node in beside.keys() & set(stored.lease.placement.nodes):
+                beside[node].add(job_id)
+        for node, jobs in sorted(beside.items()):
+            after.update(self._rebound(node, {job_id: after[job_id] for job_id in jobs}))
         changed: dict[int, StoredLease] = {}
         for job_id, stored in after.items():
             known = self._entries.get(job_id)
@@ -429,7 +573,7 @@ class LeaseBook:
             else:
                 self._entries[job_id] = _Entry(stored)
             self._note_nodes(job_id)
-        return set(changed)
+        return set(changed) | self._probes.take_back(beside)
 
     def _note_nodes(self, job_id: int) -> None:
         for node in self._entries[job_id].stored.lease.placement.nodes:
@@ -476,10 +620,12 @@ class LeaseBook:
         granted_mib = lease.granted.get(name, share).mem_mib
         floor_mib = node.proportional(share.gpus).mem_mib if node else share.mem_mib
         stop_step, committed = entry.tasks.stop_step(identity.step_id)
+        probe = self._probes.of(lease.job_id)
         return TaskView(
             generation=lease.generation,
             expires_in_s=self._lease_s,
-            cores=lease.cores.get(name, ()),
+            cores=lease.cores.get(name, ()) if probe is None else probe.cores.get(name, ()),
+            probe=probe,
             floor_cores=lease.floor.get(name, ()),
             mem_mib=share.mem_mib,
             floor_mem_mib=min(granted_mib, floor_mib),
@@ -489,6 +635,7 @@ class LeaseBook:
             stop_step=stop_step,
             stop_committed=committed,
             grace_s=self._grace_of(lease.job_id),
+            batch_size=lease.placement.batch.total if lease.placement.batch else 0,
         )
 
     def _save_progress(self, entry: _Entry) -> None:
@@ -511,6 +658,36 @@ class LeaseBook:
         for listener in tuple(self._listeners):
             for job_id in job_ids:
                 listener(job_id)
+
+
+def _told(stored: StoredLease, identity: TaskIdentity, report: TaskReport) -> JobTold | None:
+    """What a task tells of the training of its job; steps are the same for all its ranks."""
+    if identity.rank != 0:
+        return None
+    return JobTold(
+        job_id=identity.job_id,
+        owner_uid=stored.owner_uid,
+        placement=stored.lease.placement,
+        report=report.training,
+        progress=Progress(
+            incarnation=identity.restart_count,
+            step=report.step,
+            samples=report.samples,
+            stepped_s=report.stepped_s,
+        ),
+        program=report.profiling.program if report.profiling else "",
+    )
+
+
+def _resized(stored: StoredLease, placement: Placement) -> StoredLease:
+    """With other cores and memory on the GPUs that it holds. Raises LeaseError."""
+    lease = stored.lease
+    if lease.placement.gpu_layout != placement.gpu_layout:
+        raise LeaseError(
+            f"job {lease.job_id}: GPUs do not change in place: it holds "
+            f"{lease.placement.gpu_layout}, not {placement.gpu_layout}"
+        )
+    return replace(stored, lease=replace(lease, placement=placement))
 
 
 def _equal(
@@ -563,6 +740,7 @@ def _describe(entry: _Entry, now_s: float) -> Mapping[str, object]:
         "incarnation": stored.incarnation,
         "owner_uid": stored.owner_uid,
         "gpu_type": lease.placement.gpu_type,
+        "batch": lease.placement.batch.total if lease.placement.batch else None,
         "expires_in_s": round(lease.expires_s - now_s, 1),
         "nodes": [
             {

@@ -31,7 +31,7 @@ from slurm_synergy.controller.triggers import RoundTimer
 from slurm_synergy.core.decide import Mechanism, Policy
 from slurm_synergy.core.model import JobPhase, Plan, ReasonCode, Snapshot
 from slurm_synergy.errors import LedgerError, LedgerUnavailable, SynergyError
-from slurm_synergy.round import RoundResult, run_round
+from slurm_synergy.round import Known, RoundResult, run_round
 
 __all__ = ["Audience", "LiveCluster", "Loop", "Pace", "Parts"]
 
@@ -43,6 +43,8 @@ _BUSY_POLL_S = 0.5
 _LEAST_PAUSE_S = 0.1
 _RETRY_S = 5.0
 _EVENTS_SHOWN = 3
+# What rounds take over from each other grows with the jobs and profiles that they have seen.
+_KNOWN_FOR_ROUNDS = 64
 _BUSY = (JobPhase.STARTING, JobPhase.ENDING)
 
 
@@ -128,6 +130,7 @@ class Loop:
         self._timer = RoundTimer(round_s=scheduling.round_s, debounce_s=scheduling.debounce_s)
         self._prepared = False
         self._paused_s = (0.0, 0.0)
+        self._known = Known()
 
     def turn(self) -> float:
         """One turn; how long to pause before the next, in seconds. Raises LedgerError only."""
@@ -179,7 +182,10 @@ class Loop:
             parts.policy,
             parts.mechanism,
             parts.scheduling.round_s,
+            known=self._known,
         )
+        if result.plan.round % _KNOWN_FOR_ROUNDS == 0:
+            self._known = Known()
         now_s = self._clock.now_s()
         self._timer.done(now_s, waits_for_free=bool(result.deferred))
         if any(_failed(outcome) for outcome in result.outcomes):

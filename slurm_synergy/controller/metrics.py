@@ -160,6 +160,7 @@ class ControllerCollector(Collector):
             "state",
             {"held": len(leases) - stopping, "stopping": stopping},
         )
+        yield from _stalls(leases, self._job_labels)
 
     def _floors(self) -> Iterator[Metric]:
         floors = self._figures.floors()
@@ -212,6 +213,31 @@ class ControllerCollector(Collector):
             "Turns that read Slurm with more calls than the budget allows.",
             use.exceeded,
         )
+
+
+def _stalls(leases: Mapping[int, Mapping[str, Any]], job_labels: int) -> Iterator[Metric]:
+    stalls: dict[int, float] = {}
+    waiting_gpus = 0.0
+    for job_id, lease in leases.items():
+        share = lease.get("progress", {}).get("data_stall")
+        if share is not None:
+            stalls[job_id] = share
+            waiting_gpus += share * sum(part["gpus"] for part in lease["nodes"])
+    yield _gauge(
+        "synergy_data_stall_gpus",
+        "GPUs' worth of time that jobs waited for data in the last minute.",
+        waiting_gpus,
+    )
+    yield _gauge(
+        "synergy_data_stall_known_jobs", "Running jobs that tell their waits.", len(stalls)
+    )
+    worst = sorted(stalls, key=lambda job_id: (-stalls[job_id], job_id))[:job_labels]
+    yield _gauges(
+        "synergy_job_data_stall_ratio",
+        "Share of the last minute in which a job waited for data: those worst off.",
+        "job_id",
+        {str(job_id): stalls[job_id] for job_id in worst},
+    )
 
 
 def _worst_first(one: FloorFigure) -> tuple[float, int]:

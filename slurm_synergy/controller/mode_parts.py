@@ -56,10 +56,18 @@ class ModeWiring:
         self._clock, self._figures = clock, figures
         self._held_told = 0
 
-    def live(self, settings: Settings, client: SlurmClient | None = None) -> SlurmCluster:
+    def live(
+        self, settings: Settings, client: SlurmClient | None = None, *, leaving: bool = False
+    ) -> SlurmCluster:
         """The live cluster over ``client`` (None: the one that may do everything)."""
         return SlurmCluster(
-            client or self._client, settings, self._book, self._ledger, self._ledger, self._clock
+            client or self._client,
+            settings,
+            self._book,
+            self._ledger,
+            self._ledger,
+            self._clock,
+            leaving=leaving,
         )
 
     def dry_run(self, settings: Settings) -> InMode:
@@ -126,7 +134,7 @@ class ModeWiring:
         self._held_told = held
 
     def _leave_act(self, settings: Settings, made: InMode) -> InMode:
-        live = self.live(settings)
+        live = self.live(settings, leaving=True)
         name = settings.reservation_name if settings.pool.reservation else ""
 
         def undo() -> str:
@@ -147,7 +155,7 @@ class ModeWiring:
         return under_way(observation, stopping)
 
     def _leave_advise(self, settings: Settings, made: InMode) -> InMode:
-        looked = self.live(settings, read_only(self._client, Mode.ADVISE.value))
+        looked = self.live(settings, read_only(self._client, Mode.ADVISE.value), leaving=True)
 
         def undo() -> str:
             count = clear_advice(self._client, looked.last_jobs())

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
-from slurm_synergy.cluster import Action, Foresight, Observation, Outcome
+from slurm_synergy.cluster import Action, Foresight, Observation, Outcome, Resize, Together
 from slurm_synergy.config import Mode
 from slurm_synergy.controller.loop import LiveCluster
 from slurm_synergy.core.model import JobPhase, JobStatus, Reason, ReasonCode
@@ -95,6 +95,14 @@ class Changeover:
         """See ``Foresight``."""
         if self._left and isinstance(self._after, Foresight):
             self._after.foresee(actions, statuses)
+
+    def resize_all(
+        self, resizes: Sequence[Resize], statuses: Mapping[int, JobStatus]
+    ) -> tuple[Outcome, ...]:
+        """See ``Together``; one by one where the new mode has no such thing."""
+        if self._left and isinstance(self._after, Together):
+            return self._after.resize_all(resizes, statuses)
+        return tuple(self.apply(action, statuses[action.job_id]) for action in resizes)
 
     def apply(self, action: Action, status: JobStatus) -> Outcome:
         """See ``Cluster``. Nothing new is begun before the old mode is left."""

@@ -17,6 +17,7 @@ from slurm_synergy.config import Settings
 from slurm_synergy.controller.explaining import explained
 from slurm_synergy.controller.leases import LeaseBook
 from slurm_synergy.controller.ledger import Ledger
+from slurm_synergy.controller.profile_shelf import ProfileShelf
 from slurm_synergy.core.catalogue import CATALOGUE
 from slurm_synergy.core.model import JobPhase, JobStatus, Node, Plan, Profile, Reason, Snapshot
 from slurm_synergy.core.snapshot import status_of
@@ -47,8 +48,16 @@ class StatusView:
         self._round: tuple[Snapshot, Plan, Mapping[str, float]] | None = None
         self._observed: tuple[Observation, float] | None = None
         self._trouble, self._cluster_name = "", settings.cluster.name
+        self.shelf = ProfileShelf(ledger, CATALOGUE.get)
+        """The store of profiles."""
         self.slow_because: Callable[[], str] = str
         """Asks why Slurm is read less often than settings say; empty when it is not."""
+        self.enforced_because: Callable[[], str] = str
+        """Asks why the enforcement is what it is; empty before Slurm was read."""
+        self.profiling: Callable[[int], Mapping[str, object] | None] = lambda job_id: None
+        """Asks how far a job's measurement is; None while it is not measured."""
+        self.learning: Callable[[int], Mapping[str, object] | None] = lambda job_id: None
+        """Asks what an elastic job told of its speed; None when it told nothing."""
 
     def observed(self, observation: Observation) -> None:
         """Slurm has been read."""
@@ -98,6 +107,7 @@ class StatusView:
             "policy": settings.scheduling.policy,
             "mechanism": settings.scheduling.mechanism,
             "enforcement": current.enforcement.value if current else None,
+            "enforcement_reason": self.enforced_because() or None,
             "trouble": trouble or None,
             "slow": self.slow_because() or None,
             "observed_age_s": round(now_s - now.observed_s, 1) if now else None,
@@ -160,7 +170,11 @@ class StatusView:
             profile_of=self._profile_of,
             draining=self._ledger.draining(),
         )
-        keys = {seen.job.job_id: seen.profile_key for seen in jobs}
+        keys = {
+            seen.job.job_id: seen.profile_key
+            or (records[seen.job.job_id].profile_key if seen.job.job_id in records else "")
+            for seen in jobs
+        }
         return _Now(snapshot=snapshot, observed_s=observed_s, profile_keys=keys)
 
     def _profile_of(self, key: str) -> Profile | None:
@@ -176,7 +190,7 @@ class StatusView:
         with self._lock:
             plan = self._round[1] if self._round else None
         leases, viewer = self._leases.snapshot(), _user_name(viewer_uid)
-        return [
+        shown = [
             _job(
                 status,
                 plan.waiting.get(status.job.job_id) if plan else None,
@@ -186,6 +200,26 @@ class StatusView:
             )
             for status in now.snapshot.jobs
         ]
+        measured = [_with_profiling(job, self.profiling(int(str(job["job_id"])))) for job in shown]
+        return [
+            {**job, "learning": self.learning(int(str(job["job_id"])))} if "note" in job else job
+            for job in measured
+        ]
+
+
+def _with_profiling(
+    job: Mapping[str, object], profiling: Mapping[str, object] | None
+) -> Mapping[str, object]:
+    """The job, with how far its measurement is; all but that is for those who see its hints."""
+    if profiling is None:
+        return {**job, "profiling": None}
+    if "note" not in job:
+        return {**job, "profiling": {"since_s": profiling["since_s"]}}
+    note = (
+        f"is being measured: {profiling['cpus_per_node']} cores a node, "
+        f"{profiling['points']} of at most {profiling['most_points']} points known"
+    )
+    return {**job, "profiling": dict(profiling), "note": note}
 
 
 def _begun(seen: ObservedJob, leased: Collection[int]) -> ObservedJob:
@@ -239,6 +273,7 @@ def _job(
         "gpus": job.gpus,
         "nodes": job.nodes,
         "gpu_types": list(job.gpu_types),
+        "elasticity": job.elasticity.value,
         "wrapped": job.wrapped,
         "preemptible": job.preemptible,
         "restarts": status.restarts,
@@ -252,6 +287,8 @@ def _job(
             "profile": profile_key or None,
             "note": _note(status, profile_key),
             "min_mem_mib_per_node": job.min_mem_mib_per_node,
+            "least_gpus": job.least_gpus,
+            "most_gpus": job.most_gpus,
             "total_samples": job.total_samples,
             "done_samples": status.done_samples,
         }

@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 
 from slurm_synergy.cluster import StopState
 from slurm_synergy.controller.agreement import StopAgreement
+from slurm_synergy.controller.learning_points import TrainingReport
+from slurm_synergy.controller.probes import Measured, TaskProfiling
+from slurm_synergy.controller.stalls import StallWindow
 from slurm_synergy.errors import LeaseError
+from slurm_synergy.profiler.refining import Sums
 
 __all__ = ["JobTasks", "TaskIdentity", "TaskReport"]
 
@@ -34,7 +38,12 @@ class TaskIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReport:
-    """Progress of one task: totals since the job began, recent means per step, its stop words."""
+    """Progress of one task: totals since the job began, recent means per step, its stop words.
+
+    ``stepped_s`` and ``waited_s`` are sums since its process began, both 0 where it tells none.
+    ``profiling`` is None from a launcher that cannot measure, ``training`` from a job that tells
+    nothing of its steps on these GPUs.
+    """
 
     step: int = 0
     samples: int = 0
@@ -45,12 +54,17 @@ class TaskReport:
     proposed_stop_step: int = 0
     accepted_stop_step: int = 0
     refused_stop_step: int = 0
+    stepped_s: float = 0.0
+    waited_s: float = 0.0
+    profiling: TaskProfiling | None = None
+    training: TrainingReport | None = None
 
 
 @dataclass(slots=True)
 class _Task:
     node: str
     report: TaskReport = field(default_factory=TaskReport)
+    stalls: StallWindow = field(default_factory=StallWindow)
     exit_code: int | None = None
     checkpointed: bool = False
 
@@ -110,6 +124,7 @@ class JobTasks:
         """Take in progress; True when the agreement on the last step moved."""
         step, task = self._find(identity)
         task.report = report
+        task.stalls.note(now_s, report.stepped_s, report.waited_s)
         self._progress(report.samples, report.step, now_s)
         agreement = step.agreement
         before = (agreement.step, agreement.committed)
@@ -154,6 +169,59 @@ class JobTasks:
         saved = all(task.checkpointed for task in tasks)
         return StopState.CHECKPOINTED if saved else StopState.FAILED
 
+    @property
+    def data_stall(self) -> float | None:
+        """Share of the last minute in which the job waited for data, 0..1; None: not reported.
+
+        Tasks advance in step, so the one that waits most decides.
+        """
+        live = [
+            task.stalls.share
+            for step in self._steps.values()
+            for task in step.tasks.values()
+            if task.exit_code is None
+        ]
+        return max((share for share in live if share is not None), default=None)
+
+    @property
+    def measurable(self) -> bool:
+        """All tasks of the one step that runs are here, training, and can measure."""
+        live = [step for step in self._steps.values() if not step.ended]
+        if len(live) != 1 or len(live[0].tasks) < live[0].ranks:
+            return False
+        return all(
+            task.exit_code is None and task.report.profiling is not None and task.report.step > 0
+            for task in live[0].tasks.values()
+        )
+
+    def profiling(self) -> tuple[TaskProfiling, ...]:
+        """What the running tasks that can measure told last, by rank."""
+        return tuple(
+            task.report.profiling
+            for step in self._steps.values()
+            for _, task in sorted(step.tasks.items())
+            if task.exit_code is None and task.report.profiling is not None
+        )
+
+    def sums(self) -> tuple[Sums, ...]:
+        """What the running tasks have done and how long it took them, by rank."""
+        return tuple(
+            Sums(
+                samples=task.report.samples,
+                stepped_s=task.report.stepped_s,
+                waited_s=task.report.waited_s,
+            )
+            for step in self._steps.values()
+            for _, task in sorted(step.tasks.items())
+            if task.exit_code is None
+        )
+
+    def answers(self, probe: int) -> tuple[Measured, ...]:
+        """The answers to that probe, once all running tasks have given theirs; else none."""
+        told = self.profiling()
+        found = [one.measured for one in told if one.measured and one.measured.probe == probe]
+        return tuple(found) if len(found) == len(told) and self.measurable else ()
+
     def ended_reports(self) -> tuple[Mapping[str, object], ...]:
         """The ended tasks as JSON objects, for the ledger."""
         return tuple(
@@ -187,6 +255,7 @@ class JobTasks:
         """Counts and recent means for status output, as JSON values."""
         tasks = [task for step in self._steps.values() for task in step.tasks.values()]
         live = [task.report for task in tasks if task.exit_code is None]
+        stall = self.data_stall
         stop_step, committed = max(
             ((step.agreement.step, step.agreement.committed) for step in self._steps.values()),
             default=(0, False),
@@ -200,6 +269,7 @@ class JobTasks:
             "samples_per_s": round(self.samples_per_s, 3),
             "step_s": max((report.step_s for report in live), default=0.0),
             "wait_s": max((report.wait_s for report in live), default=0.0),
+            "data_stall": None if stall is None else round(stall, 4),
             "pinned_cpus": sum(report.pinned_cpus for report in live),
             "stop_step": stop_step,
             "stop_committed": committed,

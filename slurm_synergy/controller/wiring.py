@@ -10,19 +10,23 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 from slurm_synergy.config import Mode, Settings
 from slurm_synergy.controller.exposition import MetricsServer
 from slurm_synergy.controller.figures import Figures, RpcUse
+from slurm_synergy.controller.learning import Learner
 from slurm_synergy.controller.leases import LeaseBook
 from slurm_synergy.controller.ledger import Ledger
 from slurm_synergy.controller.loop import Parts
 from slurm_synergy.controller.mode_parts import ModeWiring
+from slurm_synergy.controller.profiling import Profiler
 from slurm_synergy.core.model import Node
 from slurm_synergy.errors import ClusterError, ConfigError
 from slurm_synergy.mechanisms import MECHANISMS
 from slurm_synergy.policies import POLICIES
+from slurm_synergy.policies.sia import Sia
 from slurm_synergy.slurm.clients import make_client, make_pacer
 from slurm_synergy.slurm.cluster import SlurmCluster
 from slurm_synergy.slurm.request import is_held
@@ -51,6 +55,7 @@ class Wiring:
         self.pacer = make_pacer(self._client, settings.slurm)
         self._reading: tuple[SlurmCluster, ...] = ()
         self._cluster_name, self._mode = "", settings.mode
+        self.learner = Learner(ledger, self.clock)
         self.book = LeaseBook(
             ledger,
             self.clock,
@@ -58,6 +63,15 @@ class Wiring:
             node_of=self._node_of,
             grace_of=self._grace_of,
             on_event=lambda job_id: wake.set(),
+            on_measured=lambda job_id: self.profiler.measured(job_id),
+            on_training=self.learner.reported,
+        )
+        self.profiler = Profiler(
+            settings.profiling,
+            leases=self.book,
+            store=ledger,
+            clock=self.clock,
+            acting=lambda: not dry_run and self.mode() is Mode.ACT,
         )
         self.figures = Figures(self.book, self.clock)
         self._modes = ModeWiring(self._client, self.book, ledger, self.clock, self.figures)
@@ -67,9 +81,12 @@ class Wiring:
         # The option --dry-run goes before the settings.
         scheduling = settings.scheduling.model_copy(update={"dry_run": self.dry_run})
         policy = _named("policy", POLICIES, scheduling.policy)
+        if isinstance(policy, Sia):
+            policy = replace(policy, **scheduling.sia.model_dump())
         mechanism = _named("mechanism", MECHANISMS, scheduling.mechanism)
         made = self._modes.dry_run(settings) if self.dry_run else self._modes.in_mode(settings)
         self._reading, self._mode = made.reading, settings.mode
+        self.profiler.reload(settings.profiling)
         return Parts(
             cluster=made.cluster,
             policy=policy,
@@ -106,6 +123,10 @@ class Wiring:
         if self._mode is Mode.ACT or not self._reading:
             return 0
         return sum(facts.pending and is_held(facts) for facts in self._reading[0].last_jobs())
+
+    def enforced_because(self) -> str:
+        """Why cores move as they do, in words; empty before Slurm was read."""
+        return self._reading[0].enforcement_why if self._reading else ""
 
     def cluster_name(self) -> str:
         """What Slurm calls the cluster; empty when it does not say."""

@@ -29,13 +29,17 @@ from typing import TYPE_CHECKING, Any
 from slurm_synergy.jobside.board import LeaseView
 
 if TYPE_CHECKING:
+    from slurm_synergy.jobside.adaptive_training import Adaptive
+    from slurm_synergy.jobside.dali_source import CachedFiles
     from slurm_synergy.jobside.minio import CachedDataset, cached_open
     from slurm_synergy.jobside.session import LeaseEnded, Session
 
 __all__ = [
     "CachedDataset",
+    "CachedFiles",
     "LeaseEnded",
     "LeaseView",
+    "adaptive",
     "cached_open",
     "epochs",
     "iterate",
@@ -43,6 +47,7 @@ __all__ = [
     "primary",
     "register",
     "resume",
+    "run_pipeline",
     "save",
     "save_every",
     "state",
@@ -59,6 +64,10 @@ def __getattr__(name: str) -> Any:
         from slurm_synergy.jobside import minio
 
         return getattr(minio, name)
+    if name == "CachedFiles":
+        from slurm_synergy.jobside.dali_source import CachedFiles
+
+        return CachedFiles
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -70,6 +79,12 @@ def _session() -> Session:
         from slurm_synergy.jobside.torch_loader import install
 
         install(data_module)
+    if "nvidia.dali.pipeline" in sys.modules:
+        from slurm_synergy.jobside import dali_loader
+
+        dali_loader.install_pipelines(sys.modules["nvidia.dali.pipeline"])
+        if "nvidia.dali.plugin.pytorch" in sys.modules:
+            dali_loader.install_iterators(sys.modules["nvidia.dali.plugin.pytorch"])
     return current()
 
 
@@ -81,6 +96,44 @@ def register(**objects: Any) -> None:
     Raises CheckpointError for an object without these methods.
     """
     _session().register(**objects)
+
+
+def adaptive(
+    model: Any,
+    optimizer: Any,
+    loader: Any,
+    *,
+    batch: tuple[int, int],
+    local_batch: int | None = None,
+    scaling: str | None = None,
+    clip_norm: float | None = None,
+) -> Adaptive:
+    """Let the batch size of a PyTorch training follow the lease, and the learning rate the batch.
+
+    ``batch`` are total batch sizes, over all GPUs: the one that the learning rate was tuned for,
+    with which the training begins, and the largest. ``local_batch`` is what one GPU takes in a pass
+    (default: the loader's batch size); a step of more takes several passes. ``scaling`` is the rule
+    for the learning rate: ``adascale`` (default with SGD), ``sqrt`` (default with Adam), ``linear``
+    or ``none``. ``clip_norm`` clips the gradient of a whole step; do not clip it yourself.
+
+    ``loader`` becomes the training loader. Call it after ``init_process_group`` and before
+    :func:`register`, to which the result belongs (``adaptive=...``). ``model`` is the
+    DistributedDataParallel if there are several ranks. Raises ConfigError for what it cannot use.
+    """
+    from slurm_synergy.jobside.adaptive_training import make_adaptive
+
+    made = make_adaptive(
+        model,
+        optimizer,
+        loader,
+        _session(),
+        batch=batch,
+        local_batch=local_batch,
+        scaling=scaling,
+        clip_norm=clip_norm,
+    )
+    primary(loader)
+    return made
 
 
 def resume() -> bool:
@@ -128,8 +181,15 @@ def lease() -> LeaseView:
 
 
 def primary(loader: Any) -> Any:
-    """Make ``loader`` the training loader, instead of the one found by itself; returns it."""
+    """Make ``loader`` the training loader, instead of the one found by itself; returns it.
+
+    A PyTorch DataLoader, or a pipeline or an iterator of DALI.
+    """
     _session()
+    from slurm_synergy.jobside import dali_loader
+
+    if dali_loader.is_dali(loader):
+        return dali_loader.make_primary(loader)
     from slurm_synergy.jobside.torch_loader import make_primary
 
     return make_primary(loader)
@@ -145,3 +205,16 @@ def iterate(items: Any, *, batch_size: int = 1) -> Iterator[Any]:
     from slurm_synergy.jobside import session
 
     return session.iterate(items, batch_size=batch_size)
+
+
+def run_pipeline(pipe: Any, steps: int) -> Iterator[Any]:
+    """Run a DALI pipeline for one epoch of ``steps`` steps under the lease.
+
+    Gives what ``pipe.run()`` returns. A resumed epoch has the rest of its steps; an epoch ends
+    early where the pipeline's source does. May raise LeaseEnded between two steps, ConfigError for
+    something that is no pipeline.
+    """
+    _session()
+    from slurm_synergy.jobside import dali_loader
+
+    return dali_loader.run_pipeline(pipe, steps)

@@ -41,8 +41,9 @@ _REPORT_END = 2048
 _SEQ = struct.Struct("<Q")
 # generation, until (monotonic s), mem MiB, batch, stop wanted, stop step, stop committed, silent
 _LEASE = struct.Struct("<QdQQQQQQ")
-# step, samples, epoch, step_s, wait_s, proposed, accepted, refused, checkpoint done, heartbeat
-_REPORT = struct.Struct("<QQQddQQQQd")
+# step, samples, epoch, step_s, wait_s, proposed, accepted, refused, checkpoint done, heartbeat,
+# stepped_s, waited_s
+_REPORT = struct.Struct("<QQQddQQQQddd")
 _MAX_CORES = (_REPORT_AT - _LEASE_AT - _SEQ.size - _LEASE.size - 4) // 4
 _RETRY_S = 0.0002
 _GIVE_UP_S = 2.0
@@ -79,6 +80,9 @@ class Report:
     ``step_s`` and ``wait_s`` recent means per step. ``proposed_stop_step`` comes from rank 0,
     ``accepted_stop_step`` promises not to pass that step, ``refused_stop_step`` says that it was
     passed already. ``checkpoint_done`` is set after this rank's checkpoint was published.
+    ``stepped_s`` and ``waited_s`` are sums since the process began: seconds in steps without
+    waiting, and seconds of waiting for data. Their differences over a time are the true share of
+    it that was a data stall, which recent means are not.
     """
 
     step: int = 0
@@ -91,6 +95,8 @@ class Report:
     refused_stop_step: int = 0
     checkpoint_done: bool = False
     heartbeat_monotonic_s: float = 0.0
+    stepped_s: float = 0.0
+    waited_s: float = 0.0
 
 
 class Board:
@@ -197,15 +203,18 @@ class Board:
             report.refused_stop_step,
             report.checkpoint_done,
             report.heartbeat_monotonic_s,
+            report.stepped_s,
+            report.waited_s,
         )
         self._write(_REPORT_AT, fixed)
 
     def read_report(self) -> Report:
         """The latest progress; all zero before the first batch."""
         raw = self._read(_REPORT_AT, _REPORT.size)
-        step, samples, epoch, step_s, wait_s, proposed, accepted, refused, done, beat = (
+        step, samples, epoch, step_s, wait_s, proposed, accepted, refused, done, *seconds = (
             _REPORT.unpack_from(raw)
         )
+        beat_s, stepped_s, waited_s = seconds
         return Report(
             step=step,
             samples=samples,
@@ -216,7 +225,9 @@ class Board:
             accepted_stop_step=accepted,
             refused_stop_step=refused,
             checkpoint_done=bool(done),
-            heartbeat_monotonic_s=beat,
+            heartbeat_monotonic_s=beat_s,
+            stepped_s=stepped_s,
+            waited_s=waited_s,
         )
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "endpoint_from",
     "expand_counts",
     "first_host",
+    "is_elastic",
     "prepend_path",
     "stale_variables",
     "step_shape",
@@ -94,23 +95,29 @@ def first_host(hostlist: str) -> str:
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", name)
 
 
+def is_elastic(env: Mapping[str, str]) -> bool:
+    """Whether the job's GPUs, and its tasks with them, differ from run to run."""
+    return env.get("SYNERGY_ELASTIC") == "1"
+
+
 def step_shape(env: Mapping[str, str], *, nodes: int | None = None) -> StepShape:
     """Nodes, tasks and CPUs per task of a step over the whole allocation.
 
     ``nodes`` is the user's own ``-N``. The number of tasks per node comes from
     SLURM_NTASKS_PER_NODE (cannot be changed after submission, so never stale), else from
     SLURM_TASKS_PER_NODE, which is fresh, where SLURM_NTASKS tells that tasks were asked for (in
-    22.05 that number itself is stale), else it is one. A task gets all cores of its node divided
-    by the tasks there.
+    22.05 that number itself is stale), else it is one. Of an elastic job what was asked for says
+    nothing: SLURM_TASKS_PER_NODE alone counts. A task gets all cores of its node divided by the
+    tasks there.
     """
     total_nodes = _int(env, "SLURM_NNODES") or _int(env, "SLURM_JOB_NUM_NODES") or 1
     used = nodes or total_nodes
     per_node = expand_counts(env.get("SLURM_TASKS_PER_NODE", ""))
-    fixed = _int(env, "SLURM_NTASKS_PER_NODE")
-    asked = _int(env, "SLURM_NTASKS")
+    fixed = 0 if is_elastic(env) else _int(env, "SLURM_NTASKS_PER_NODE")
+    asked = 0 if is_elastic(env) else _int(env, "SLURM_NTASKS")
     if fixed:
         tasks, most = fixed * used, fixed
-    elif asked and per_node and min(per_node) > 0:
+    elif (asked or is_elastic(env)) and per_node and min(per_node) > 0:
         most = max(per_node)
         tasks = sum(per_node) if nodes is None else most * used
     elif asked:
@@ -130,6 +137,9 @@ def stale_variables(env: Mapping[str, str], cpus_per_task: int) -> tuple[str, ..
     ``cpus_per_task`` is the ``-c`` that srun will be given (0: none).
     """
     stale = ["SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK"]
+    if is_elastic(env):
+        # As many as were asked for, not as many as there are GPUs now.
+        stale += ["SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE"]
     if "SLURM_MEM_PER_NODE" in env:
         stale.append("SLURM_MEM_PER_GPU")
     if cpus_per_task:
@@ -178,12 +188,13 @@ def training_defaults(
 ) -> dict[str, str]:
     """What frameworks expect and the user has not set; never overwrites.
 
-    A meeting point is for steps of several tasks: one task alone has nobody to meet.
+    A meeting point is for steps of several tasks: one task alone has nobody to meet, unless it
+    belongs to an elastic job, whose program meets whoever is there each time.
     ``threads`` is how many CPUs this task has, ``resolves`` the host names that this machine can
     resolve. The port depends on job, restart and step, so that two of them do not collide.
     """
     missing: dict[str, str] = {}
-    meets = task.ranks > 1 or task.nodes > 1
+    meets = task.ranks > 1 or task.nodes > 1 or is_elastic(env)
     if meets and "MASTER_ADDR" not in env:
         head = first_host(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", ""))
         if task.nodes == 1:

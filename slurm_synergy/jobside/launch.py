@@ -22,15 +22,22 @@ from slurm_synergy.errors import LeaseError
 from slurm_synergy.jobside import binding, environment, process
 from slurm_synergy.jobside.board import Board, LeaseView, Report
 from slurm_synergy.jobside.environment import ENDPOINT_FILE, LEASE_STOP_EXIT, Task
-from slurm_synergy.jobside.lease_client import Grant, LeaseClient, Update
+from slurm_synergy.jobside.lease_client import Grant, LeaseClient, LeaseSource, Update
 from slurm_synergy.jobside.minio_place import keep_or_remove
 from slurm_synergy.jobside.private import PrivateDir
+from slurm_synergy.jobside.profiling_lease import (
+    Answer,
+    OrderKeeper,
+    own_memory_mib,
+    program_name,
+)
 
 __all__ = ["Launcher", "main"]
 
 _FIRST_LEASE_WAIT_S = 3.0
 _IDLE_POLL_S = 0.5
 _STOPPING_POLL_S = 0.05
+_MEASURING_POLL_S = 0.1
 _REPIN_EVERY_S = 2.0
 _LONGEST_PATIENCE_S = 10.0
 _FINISH_TIMEOUT_S = 3.0
@@ -44,20 +51,29 @@ _INJECT = Path(__file__).resolve().parent / "inject"
 
 
 class Launcher:
-    """One task: its board, its lease, its child. ``run`` returns the launcher's exit status."""
+    """One task: its board, its lease, its child. ``run`` returns the launcher's exit status.
+
+    The lease comes from ``source``; without one from the controller, where there is one.
+    """
 
     def __init__(
-        self, command: Sequence[str], env: Mapping[str, str], task: Task, board: Board
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        task: Task,
+        board: Board,
+        source: LeaseSource | None = None,
     ) -> None:
         self._command, self._env, self._task, self._board = tuple(command), env, task, board
         self._granted = frozenset(os.sched_getaffinity(0))
         self._reach: frozenset[int] = frozenset()
-        self._client: LeaseClient | None = None
+        self._client: LeaseSource | None = source
         self._child = 0
         self._update = Update()
         self._written: LeaseView | None = None
         self._cpus: frozenset[int] = frozenset()
         self._repin_s = 0.0
+        self._orders = OrderKeeper()
         self._report = Report()
         self._reported_stop: tuple[int, int, int] = (0, 0, 0)
         self._stop_since_s: float | None = None
@@ -73,7 +89,8 @@ class Launcher:
         """Start the command and see it through."""
         main_thread = threading.get_ident()
         mask = process.block_signals({_WAKE})
-        self._connect(lambda: signal.pthread_kill(main_thread, _WAKE))
+        if self._client is None:
+            self._connect(lambda: signal.pthread_kill(main_thread, _WAKE))
         try:
             early = self._await_first_lease()
             if early:
@@ -124,7 +141,7 @@ class Launcher:
             )
             return
         assert callable(notify)
-        self._client = LeaseClient(
+        client = self._client = LeaseClient(
             endpoint,
             self._task,
             os_cpus=tuple(sorted(self._granted)),
@@ -132,8 +149,9 @@ class Launcher:
             notify=notify,
             say=self._say,
             munge_socket=self._env.get("SYNERGY_MUNGE_SOCKET", ""),
+            program=program_name(self._command, str(Path.cwd())),
         )
-        self._client.start()
+        client.start()
 
     def _obey(self, update: Update | None) -> None:
         """Put the newest update, or the floor set when the lease has run out, into force."""
@@ -154,6 +172,9 @@ class Launcher:
         )
         self._pin(cores, grant.node_cores)
         self._write(self._view(grant, cores, silent=silent))
+        order = None if silent or grant.stop else self._update.order
+        possible = order is not None and self._has(cores, grant.node_cores)
+        self._answer(self._orders.follow(order, cpus=len(cores), possible=possible))
 
     def _view(self, grant: Grant, cores: tuple[int, ...], *, silent: bool) -> LeaseView:
         stopping = grant.stop and not silent
@@ -215,6 +236,32 @@ class Launcher:
         if self._cpus and time.monotonic() >= self._repin_s:
             self._pin_tree(strays_only=True)
 
+    # -- measuring -------------------------------------------------------------------------------
+
+    def _has(self, cores: tuple[int, ...], node_cores: int) -> bool:
+        """Whether the tree really has these cores and no others.
+
+        Where the node is only pretended, with more cores than the machine, nobody is pinned and
+        the program alone goes by their number.
+        """
+        if not self._cpus:
+            return (os.cpu_count() or 0) < node_cores
+        pinned = self._client.pinned_cpus if self._client is not None else 0
+        return pinned == len(cores)
+
+    def _measure(self) -> None:
+        if self._orders.busy:
+            self._answer(self._orders.look(self._read_report(), time.monotonic()))
+
+    def _answer(self, answer: Answer | None) -> None:
+        """Tell the controller what came of its order."""
+        if answer is None or self._client is None:
+            return
+        had_mib = own_memory_mib(binding.process_tree(self._child)) if self._child else 0
+        self._client.own_mem_mib = max(self._client.own_mem_mib, had_mib)
+        self._client.answer = answer
+        self._client.kick()
+
     # -- the child -------------------------------------------------------------------------------
 
     def _child_env(self) -> dict[str, str]:
@@ -262,6 +309,7 @@ class Launcher:
             self._obey(update)
             self._see_to_parent()
             self._keep_pinned()
+            self._measure()
             if self._stop_since_s is not None:
                 self._see_to_stop(self._stop_since_s)
 
@@ -288,9 +336,10 @@ class Launcher:
     def _poll_s(self) -> float:
         if self._stop_since_s is not None:
             return _STOPPING_POLL_S
+        longest_s = _MEASURING_POLL_S if self._orders.busy else _IDLE_POLL_S
         grant = self._update.grant
         left_s = grant.until_monotonic_s - time.monotonic() if grant else _IDLE_POLL_S
-        return min(_IDLE_POLL_S, left_s + 0.001) if left_s > 0 else _IDLE_POLL_S
+        return min(longest_s, left_s + 0.001) if left_s > 0 else longest_s
 
     def _pass_on(self, info: signal.struct_siginfo) -> None:
         if info.si_signo not in process.FORWARDED:

@@ -15,17 +15,18 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
 from slurm_synergy.errors import LeaseError
 from slurm_synergy.jobside.board import Report
 from slurm_synergy.jobside.environment import Task
+from slurm_synergy.jobside.profiling_lease import Answer, Order
 from slurm_synergy.proto import lease_pb2 as pb
 from slurm_synergy.proto import lease_pb2_grpc as pb_grpc
 
-__all__ = ["PROTOCOL", "Grant", "LeaseClient", "Update", "munge_credential"]
+__all__ = ["PROTOCOL", "Grant", "LeaseClient", "LeaseSource", "Update", "munge_credential"]
 
 PROTOCOL = 1
 _LONGEST_WAIT_S = 10.0
@@ -77,7 +78,7 @@ class Update:
     """What the controller last said.
 
     ``gone``: it does not schedule this incarnation any more. ``over``: Slurm has ended it, and
-    the job starts anew elsewhere.
+    the job starts anew elsewhere. ``order``: what it wants measured with these cores.
     """
 
     grant: Grant | None = None
@@ -85,6 +86,41 @@ class Update:
     stop_committed: bool = False
     gone: bool = False
     over: bool = False
+    order: Order | None = None
+
+
+class LeaseSource(Protocol):
+    """Where a launcher has its lease from: the controller, or this machine alone.
+
+    The attributes are what the launcher tells; see :class:`LeaseClient`.
+    """
+
+    endpoint: str
+    pinned_cpus: int
+    own_mem_mib: int
+    answer: Answer | None
+
+    def wait_for_answer(self, timeout_s: float) -> bool:
+        """Whether there is a first word within ``timeout_s``."""
+        ...
+
+    def take(self) -> Update | None:
+        """What is new since the last call; None when nothing is."""
+        ...
+
+    def kick(self) -> None:
+        """There is something new to report."""
+        ...
+
+    def finish(
+        self, *, exit_code: int, checkpointed: bool, report: Report, timeout_s: float
+    ) -> bool:
+        """The task has ended."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more is asked."""
+        ...
 
 
 def munge_credential(payload: str, socket: str = "") -> str:
@@ -116,7 +152,9 @@ class LeaseClient:
     """Keeps one task's lease.
 
     ``report`` reads the board, ``notify`` wakes the launcher after each update, ``say`` tells the
-    user one line. ``pinned_cpus`` is what the launcher has pinned the task to.
+    user one line. ``pinned_cpus`` is what the launcher has pinned the task to, ``answer`` what it
+    has measured last, ``own_mem_mib`` the memory that the task's processes had for themselves;
+    ``program`` names what is run.
     """
 
     def __init__(
@@ -129,9 +167,12 @@ class LeaseClient:
         notify: Callable[[], None],
         say: Callable[[str], None],
         munge_socket: str = "",
+        program: str = "",
     ) -> None:
         self.endpoint = endpoint
-        self.pinned_cpus = 0
+        self.pinned_cpus = self.own_mem_mib = 0
+        self.answer: Answer | None = None
+        self._program = program
         self._task = task
         self._os_cpus, self._munge_socket = os_cpus, munge_socket
         self._report, self._notify, self._say = report, notify, say
@@ -270,12 +311,15 @@ class LeaseClient:
                 step_s=report.step_s,
                 wait_s=report.wait_s,
                 pinned_cpus=self.pinned_cpus,
+                stepped_s=report.stepped_s,
+                waited_s=report.waited_s,
             ),
             proposed_stop_step=report.proposed_stop_step,
             accepted_stop_step=report.accepted_stop_step,
             refused_stop_step=report.refused_stop_step,
             wait_s=wait_s,
             known_stop=pb.StopStep(step=known.stop_step, committed=known.stop_committed),
+            profiling=self._profiling(known.order),
         )
         call = self._stub.Renew.future(request, timeout=wait_s + _CALL_MARGIN_S)
         with self._lock:
@@ -291,6 +335,28 @@ class LeaseClient:
         finally:
             with self._lock:
                 self._call = None
+
+    def _profiling(self, order: Order | None) -> pb.Profiling:
+        answer, measured = self.answer, None
+        if answer is not None:
+            measured = pb.Measured(probe=answer.number)
+            if answer.found is not None:
+                found = answer.found
+                waits_known = found.wait_share is not None
+                measured = pb.Measured(
+                    probe=answer.number,
+                    steps=found.iterations,
+                    samples_per_s=found.samples_per_s,
+                    waits_known=waits_known,
+                    wait_share=found.wait_share or 0.0,
+                    busy_samples_per_s=found.busy_samples_per_s or 0.0,
+                )
+        return pb.Profiling(
+            known_probe=order.number if order else 0,
+            measured=measured,
+            own_mem_mib=self.own_mem_mib,
+            program=self._program,
+        )
 
     def _publish(self, update: Update) -> None:
         if update.gone:
@@ -367,7 +433,21 @@ def _update(reply: pb.LeaseReply) -> Update:
             grace_s=lease.grace_s,
         )
     return Update(
-        grant=grant, stop_step=reply.stop_step.step, stop_committed=reply.stop_step.committed
+        grant=grant,
+        stop_step=reply.stop_step.step,
+        stop_committed=reply.stop_step.committed,
+        order=_order(reply.probe),
+    )
+
+
+def _order(probe: pb.Probe) -> Order | None:
+    if not probe.number:
+        return None
+    return Order(
+        number=probe.number,
+        warmup_steps=probe.warmup_steps,
+        steps=probe.steps,
+        longest_s=probe.longest_s,
     )
 
 

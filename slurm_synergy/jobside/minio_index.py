@@ -8,7 +8,6 @@ busy word set; the next one then counts everything anew from the slots, which al
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import mmap
 import os
@@ -29,6 +28,7 @@ __all__ = ["Head", "Index", "Namespace", "Slot"]
 _CONTROL_BYTES = 4096
 _MAGIC, _VERSION = b"SYNC", 1
 _U64 = struct.Struct("<Q")
+_QUIET = struct.Struct("<QQ")  # busy, shrinking
 _START = struct.Struct("<4sI")
 _HEAD_AT, _BUSY_AT, _SHRINKING_AT, _BOOT_AT, _SPACES_AT = 8, 256, 264, 320, 512
 _SLOT = struct.Struct("<16sQQQQHHIII")
@@ -100,6 +100,22 @@ _FULL_AT = _HEAD_AT + 8 * [field.name for field in fields(Head)].index("full")
 
 _head_values = attrgetter(*(field.name for field in fields(Head)))
 _space_values = attrgetter(*(field.name for field in fields(Namespace)))
+
+
+class _Exclusive:
+    """A block under the lock: a class, as a generator costs each insert twice as much."""
+
+    __slots__ = ("_head", "_index", "_patient")
+
+    def __init__(self, index: Index, patient: bool) -> None:
+        self._index, self._patient = index, patient
+
+    def __enter__(self) -> Head:
+        self._head = self._index.acquire(self._patient)
+        return self._head
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._index.release(self._head if kind is None else None)
 
 
 class Index:
@@ -222,15 +238,19 @@ class Index:
         self._thread = threading.Lock()
         self._lock_fd = self._place.open_file("control", os.O_RDWR)
 
-    @contextlib.contextmanager
-    def exclusive(self, *, patient: bool = False) -> Iterator[Head]:
+    def exclusive(self, *, patient: bool = False) -> _Exclusive:
         """The counters, to be changed; written back when the block ends well.
 
         Raises BlockingIOError while another process is giving memory back, which takes long,
         unless ``patient``.
         """
+        return _Exclusive(self, patient)
+
+    def acquire(self, patient: bool) -> Head:
+        """What :meth:`exclusive` does before the block."""
         long = _U64.unpack_from(self._control, _SHRINKING_AT)[0] and not patient
-        with self._thread:
+        self._thread.acquire()
+        try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | (fcntl.LOCK_NB if long else 0))
             try:
                 self.refresh()
@@ -238,12 +258,23 @@ class Index:
                     self._recover()
                 head = self._read_head()
                 _U64.pack_into(self._control, _BUSY_AT, 1)
-                yield head
-                self.publish(head)
-                _U64.pack_into(self._control, _SHRINKING_AT, 0)
-                _U64.pack_into(self._control, _BUSY_AT, 0)
-            finally:
+                return head
+            except BaseException:
                 fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+                raise
+        except BaseException:
+            self._thread.release()
+            raise
+
+    def release(self, head: Head | None) -> None:
+        """What it does behind it; without ``head``, the next one counts everything anew."""
+        try:
+            if head is not None:
+                self.publish(head)
+                _QUIET.pack_into(self._control, _BUSY_AT, 0, 0)
+        finally:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+            self._thread.release()
 
     def publish(self, head: Head) -> None:
         """Make the counters seen by all."""
@@ -380,6 +411,11 @@ class Index:
                 break
             found.append(space)
         return found
+
+    @property
+    def has_one_namespace(self) -> bool:
+        """There is no second data set; one look without a lock."""
+        return not _U64.unpack_from(self._control, _SPACES_AT + _SPACE.size)[0]
 
     def namespace(self, number: int) -> Namespace:
         """The data set with this number."""

@@ -118,6 +118,7 @@ class MinioStore:
         self.path, self._pid = path, os.getpid()
         self._maps: dict[int, memoryview] = {}
         self._tail: tuple[int, int] = (-1, -1)
+        self._tail_bytes = 0
         self._run, self._generation = self._index.head.run, self._index.generation
 
     def enter(self, name: str, items: int) -> Source:
@@ -236,7 +237,7 @@ class MinioStore:
     def _is_beyond(self, item: Item) -> bool:
         """Known without a lock, once the sizes are, where one data set has the whole budget."""
         space = self._index.namespace(item.namespace)
-        if space.seen < _ENOUGH_SIZES or self._index.namespace(1).ident:
+        if space.seen < _ENOUGH_SIZES or not self._index.has_one_namespace:
             return False
         return item.place >= _limit(space, self._index.budget_bytes, exact=item.exact)
 
@@ -253,7 +254,7 @@ class MinioStore:
         self, head: Head, space: Namespace, item: Item, content: bytes | memoryview, stamp: int
     ) -> bool:
         length = len(content)
-        others = self._index.namespaces() if self._index.namespace(1).ident else []
+        others = [] if self._index.has_one_namespace else self._index.namespaces()
         in_use = [each for each in others if each.run == head.run and each.ident != space.ident]
         share = head.budget_bytes - sum(each.used_bytes for each in in_use)
         if item.place >= _limit(space, share, exact=item.exact):
@@ -273,13 +274,15 @@ class MinioStore:
         self._index.insert(
             head,
             Slot(
-                key=item.key, place=item.place, offset=offset, length=length, stamp=stamp,
-                segment=segment, namespace=item.namespace, sample=_sample(content), check=0,
-                run=head.run,
+                item.key, item.place, offset, length, stamp, segment, item.namespace,
+                _sample(content), 0, head.run,
             ),
         )  # fmt: skip
         space.used_bytes += length
-        smallest = min(each.smallest for each in (space, *in_use) if each.seen)
+        smallest = space.smallest
+        for each in in_use:
+            if each.seen:
+                smallest = min(smallest, each.smallest)
         head.full = int(left - length < smallest)
         return True
 
@@ -289,14 +292,14 @@ class MinioStore:
         number, fd = self._tail
         if number != head.segment or head.tail == 0:
             number, fd = self._open_tail(head, length)
-        elif head.tail + length > os.fstat(fd).st_size:
+        elif head.tail + length > self._tail_bytes:
             head.segment, head.tail = head.segment + 1, 0
             number, fd = self._open_tail(head, length)
         # A write takes the room it needs or fails; only what was written is ever mapped and read.
-        offset, written = head.tail, 0
-        view = memoryview(content)
+        offset = head.tail
+        written = os.pwrite(fd, content, offset)
         while written < length:
-            written += os.pwrite(fd, view[written:], offset + written)
+            written += os.pwrite(fd, memoryview(content)[written:], offset + written)
         head.tail = offset + (length + 7 & ~7)
         return number, offset
 
@@ -307,7 +310,8 @@ class MinioStore:
         fd = -1
         if head.tail:
             fd = self._place.open_file(f"seg-{head.segment}", os.O_RDWR)
-            if head.tail + length > os.fstat(fd).st_size:
+            self._tail_bytes = os.fstat(fd).st_size  # a segment never changes its size
+            if head.tail + length > self._tail_bytes:
                 os.close(fd)
                 head.segment, head.tail = head.segment + 1, 0
         if not head.tail:
@@ -317,7 +321,8 @@ class MinioStore:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
             fd = self._place.open_file(f"seg-{head.segment}", flags)
             # Only what items are written to takes memory.
-            os.ftruncate(fd, max(head.segment_bytes, length, 1))
+            self._tail_bytes = max(head.segment_bytes, length, 1)
+            os.ftruncate(fd, self._tail_bytes)
         self._tail = (head.segment, fd)
         return self._tail
 

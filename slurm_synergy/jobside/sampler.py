@@ -19,7 +19,7 @@ from slurm_synergy.errors import ModelError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["EpochSampler", "derive_seed", "epoch_order", "steps_left"]
+__all__ = ["EpochSampler", "StepSampler", "derive_seed", "epoch_order", "passes_in", "steps_left"]
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
@@ -58,6 +58,14 @@ def steps_left(samples: int, consumed: int, *, per_step: int, drop_last: bool) -
     """Steps until the end of an epoch of which ``consumed`` samples have been seen."""
     left = max(samples - consumed, 0)
     return left // per_step if drop_last else -(-left // per_step)
+
+
+def passes_in(samples: int, *, ranks: int, local: int, passes: int, drop_last: bool) -> int:
+    """Passes of an epoch whose steps take ``passes`` of ``local`` samples on each rank."""
+    whole, rest = divmod(samples, ranks * local * passes)
+    share = 0 if drop_last else -(-rest // ranks)
+    last = -(-share // local)
+    return whole * passes + last
 
 
 class EpochSampler:
@@ -117,3 +125,57 @@ class EpochSampler:
                 indices[at + rank % min(per_step, len(indices) - at) : at + per_step : ranks]
                 for at in range(0, len(indices), per_step)
             ]
+
+
+class StepSampler(EpochSampler):
+    """One rank's passes of steps that accumulate gradients.
+
+    Each list of indices is one pass; ``batch_size`` is that of a pass, and a step takes ``passes``
+    of them. The last, smaller step takes as few as its samples need. All ranks take as many passes
+    in a step: a rank that has fewer samples than these repeats one of its own.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        *,
+        batch_size: int,
+        passes: int,
+        seed: int,
+        epoch: int = 0,
+        consumed: int = 0,
+        rank: int = 0,
+        ranks: int = 1,
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__(
+            samples,
+            batch_size=batch_size * passes,
+            seed=seed,
+            epoch=epoch,
+            consumed=consumed,
+            rank=rank,
+            ranks=ranks,
+            shuffle=shuffle,
+            drop_last=drop_last,
+        )
+        self._local = batch_size
+
+    def step_at(self, consumed: int) -> tuple[int, int]:
+        """(samples of all ranks, passes) of the step from that position on; (0, 0) at the end."""
+        if not self.steps_left(consumed):
+            return 0, 0
+        samples = min(self.per_step, self.samples - consumed)
+        share = -(-samples // self.ranks)
+        return samples, -(-share // self._local)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        consumed = self.consumed
+        for own in super().__iter__():
+            samples, passes = self.step_at(consumed)
+            consumed += samples
+            size = len(own)
+            for number in range(passes):
+                part = own[number * size // passes : (number + 1) * size // passes]
+                yield part or own[:1]

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from slurm_synergy.errors import CheckpointError, LeaseError
 from slurm_synergy.jobside.agreement import Agreement, Identity, Verdict, detect_identity
@@ -82,6 +82,27 @@ def _unwrapped(thing: Any) -> Any:
     return thing
 
 
+def _saves_files(thing: Any) -> bool:
+    """It writes its part of a checkpoint itself, on all ranks together."""
+    return callable(getattr(thing, "save_files", None)) and callable(
+        getattr(thing, "load_files", None)
+    )
+
+
+def _is_sharded(thing: Any) -> bool:
+    """Its ``state_dict`` is a collective operation, which one rank alone would wait in for ever."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    kinds = tuple(
+        kind
+        for name in ("FullyShardedDataParallel", "FSDPModule")
+        if (kind := getattr(fsdp, name, None)) is not None
+    )
+    modules = getattr(thing, "modules", None)
+    if not kinds or not callable(modules):
+        return False
+    return any(isinstance(module, kinds) for module in modules())
+
+
 class Session:
     """The state of one training process. Use :func:`current` to get it."""
 
@@ -89,6 +110,7 @@ class Session:
     __slots__ = (
         "_agreement",
         "_attention",
+        "_by_hook",
         "_clock",
         "_done",
         "_identity",
@@ -111,11 +133,14 @@ class Session:
         "_save_every_steps",
         "_step_before",
         "_step_s",
+        "_stepped_total_s",
         "_stopping",
         "_store",
         "_terminated",
+        "_verdict",
         "_wait_s",
         "_waited_s",
+        "_waited_total_s",
         "_warned_of_grace",
         "board",
         "checkpoint_dir",
@@ -123,7 +148,10 @@ class Session:
         "epoch_rng",
         "lease",
         "lease_sequence",
+        "looked_at_s",
         "pid",
+        "rank_extras",
+        "restored_extras",
         "samples",
         "seed",
         "step",
@@ -139,6 +167,10 @@ class Session:
         self.pid = os.getpid()
         self.board, self.checkpoint_dir = board, checkpoint_dir
         self.user_state: dict[str, Any] = {}
+        # What loaders of this rank save beside the generators (numbers, texts, lists, dicts), and
+        # what the checkpoint that was loaded has of them.
+        self.rank_extras: dict[str, Callable[[], Any]] = {}
+        self.restored_extras: dict[str, Any] = {}
         self.step = self.samples = 0
         self.epoch = self._samples_before = self._step_before = 0
         self.seed = -1
@@ -155,13 +187,16 @@ class Session:
         self._pending_rng: Callable[[], None] | None = None
         # What is looked at for every batch.
         self._attention = False
-        self._look_at_s = self._report_at_s = 0.0
+        self._look_at_s = self._report_at_s = self.looked_at_s = 0.0
         self._save_at_step = -1
         self._waited_s = 0.0
-        # Means, and the interval since their last update.
+        # Means and sums, and the interval since their last update.
         self._step_s = self._wait_s = 0.0
+        self._stepped_total_s = self._waited_total_s = 0.0
         self._interval_at_s, self._interval_step = 0.0, -1
         self._stopping = self._done = self._terminated = False
+        # A framework has its own loop and checkpoints: it tells its steps, and is told when to end.
+        self._by_hook, self._verdict = False, 0
         self._retry_at_s = 0.0
         self._previous_handler: Any = None
         self._save_every_steps = 0
@@ -182,6 +217,16 @@ class Session:
     def registered(self) -> bool:
         """Something was registered, and there is a place to save it."""
         return self._objects is not None and self.checkpoint_dir is not None
+
+    @property
+    def by_hook(self) -> bool:
+        """The steps are counted by :meth:`step_done`, not by the loader."""
+        return self._by_hook
+
+    @property
+    def stoppable(self) -> bool:
+        """This process saves and ends by itself when its lease ends."""
+        return self._by_hook or self.registered
 
     @property
     def store(self) -> CheckpointStore:
@@ -210,12 +255,20 @@ class Session:
     def register(self, **objects: Any) -> None:
         """Add objects to what is saved. Raises CheckpointError for one without the two methods."""
         for name, thing in objects.items():
+            if _saves_files(thing):
+                continue
             for method in ("state_dict", "load_state_dict"):
                 if not callable(getattr(thing, method, None)):
                     raise CheckpointError(
                         f"register({name}=...): a {type(thing).__name__} has no {method}();"
                         " register objects with state_dict() and load_state_dict()"
                     )
+            if _is_sharded(thing):
+                raise CheckpointError(
+                    f"register({name}=...): the parameters of this {type(thing).__name__} are"
+                    " sharded over the ranks; register slurm_synergy.jobside.integrations.fsdp"
+                    ".ShardedState(model, optimizer) in place of both"
+                )
         self._objects = {**(self._objects or {}), **objects}
 
     def save_every(self, *, steps: int = 0, seconds: float = 0.0) -> None:
@@ -246,16 +299,22 @@ class Session:
         self.store.clear_left_overs()
         if found is None:
             return False
-        missing = sorted(self._objects.keys() - found.objects.keys())
+        held = found.objects.keys() | found.parts.keys()
+        missing = sorted(self._objects.keys() - held)
         if missing:
             raise CheckpointError(
                 f"{found.path} has no state of {', '.join(missing)} (it has"
-                f" {', '.join(sorted(found.objects)) or 'none'}); register the same objects as"
+                f" {', '.join(sorted(held)) or 'none'}); register the same objects as"
                 " the run that wrote it, or move the directory away"
             )
         for name, thing in self._objects.items():
             try:
-                _unwrapped(thing).load_state_dict(found.objects[name])
+                if name in found.parts:
+                    thing.load_files(found.parts[name])
+                else:
+                    _unwrapped(thing).load_state_dict(found.objects[name])
+            except CheckpointError:
+                raise
             except Exception as err:  # whatever the object raises
                 raise CheckpointError(
                     f"{found.path}: the state of {name!r} does not fit: {err}"
@@ -274,6 +333,9 @@ class Session:
         self._resumed, self._in_epoch = True, False
         self.save_every(steps=self._save_every_steps, seconds=self._save_every_s)
         self._attention = True
+        known = ("now", "epoch_start")
+        extras = {name: kept for name, kept in (rank_state or {}).items() if name not in known}
+        self.restored_extras = extras
         if rank_state is None:
             fresh = derive_seed(progress.seed, self.identity.rank, progress.step)
             self._pending_rng = lambda: seed_rng(fresh)
@@ -302,6 +364,10 @@ class Session:
         rank_state: dict[str, Any] = {"now": capture_rng()}
         if self.epoch_rng is not None:
             rank_state["epoch_start"] = self.epoch_rng
+        for name, capture in self.rank_extras.items():
+            rank_state[name] = capture()
+        for name, kept in self.restored_extras.items():
+            rank_state[name] = kept  # nobody has taken it up yet
         progress = Progress(
             step=self.step,
             samples=self.samples,
@@ -310,13 +376,15 @@ class Session:
             epoch_batches=self.epoch_batches,
             seed=self.seed,
         )
-        objects = self._objects
+        parts = {name: thing for name, thing in self._objects.items() if _saves_files(thing)}
+        plain = {name: thing for name, thing in self._objects.items() if name not in parts}
         began_s = self._clock()
         path = self.store.save(
             progress,
-            lambda: {name: _unwrapped(thing).state_dict() for name, thing in objects.items()},
+            lambda: {name: _unwrapped(thing).state_dict() for name, thing in plain.items()},
             self.user_state,
             rank_state,
+            {name: thing.save_files for name, thing in parts.items()},
         )
         self._compare_with_grace(self._clock() - began_s)
         return path
@@ -379,11 +447,20 @@ class Session:
         self._samples_before, self._step_before = self.samples, self.step
         self.epoch_rng = None
 
+    def is_in_epoch(self, epoch: int) -> bool:
+        """A pass over that epoch's data goes on."""
+        return self._in_epoch and self.epoch == epoch
+
+    def restart_epoch(self) -> None:
+        """The position inside the epoch that a checkpoint named cannot be taken up again."""
+        self._samples_before, self._step_before = self.samples, self.step
+
     def _prepare(self) -> None:
         if self.board is not None and self._agreement is None:
             self._agreement = Agreement(self.board, self.identity, say, self._clock)
-        if self.registered and self.identity.world == 1:
+        if self.stoppable and self.identity.world == 1:
             self._watch_sigterm()
+        if self.registered and self.identity.world == 1:
             interval_s = _env_number("SYNERGY_CHECKPOINT_INTERVAL_S")
             if interval_s and not self._save_every_s:
                 self.save_every(steps=self._save_every_steps, seconds=interval_s)
@@ -424,6 +501,14 @@ class Session:
         self._update_means(clock())
         self._publish(clock())
 
+    def add_wait(self, seconds: float) -> None:
+        """The program waited that long for data within a step."""
+        self._waited_s += seconds
+
+    def is_registered(self, thing: object) -> bool:
+        """``thing`` is one of the objects that are saved."""
+        return any(one is thing for one in (self._objects or {}).values())
+
     def _look(self, now_s: float, ended: Callable[[], bool]) -> float:
         """Everything that is not done for every batch. Returns the time after it."""
         if self.board is not None:
@@ -434,6 +519,7 @@ class Session:
                 self._stopping = self._stopping or self.lease.stop
                 self._attention = True
         self._look_at_s = now_s + _LOOK_EVERY_S
+        self.looked_at_s = now_s
         if not self._attention and now_s < self._report_at_s:
             return now_s
         self._update_means(now_s)
@@ -470,6 +556,8 @@ class Session:
             return
         wait_s = self._waited_s / steps
         step_s = max((now_s - self._interval_at_s) / steps - wait_s, 0.0)
+        self._stepped_total_s += step_s * steps
+        self._waited_total_s += self._waited_s
         if self._step_s == self._wait_s == 0.0:
             self._step_s, self._wait_s = step_s, wait_s
             return
@@ -488,7 +576,7 @@ class Session:
     def _consider_stop(self) -> None:
         if self._agreement is None or self._clock() < self._retry_at_s:
             return
-        if not self.registered:
+        if not self.stoppable:
             self._stopping = False  # the launcher sends the user's own signal
             return
         report = self._report(self._clock())
@@ -500,17 +588,65 @@ class Session:
 
     def _stop(self, code: int) -> None:
         """Save and raise LeaseEnded; if saving fails, say so and let training go on."""
+        if self._by_hook:
+            self._verdict = code
+            return
         try:
             path = self.save()
         except CheckpointError as err:
             say(f"not stopped, training goes on: {err}")
             self._retry_at_s = self._clock() + _RETRY_SAVE_S
             return
+        self.end(code, path)
+
+    def end(self, code: int, path: Path) -> NoReturn:
+        """Raise LeaseEnded with ``code``: the checkpoint ``path`` is published."""
         self._done = True
         self._publish(self._clock())
         if self.identity.rank == 0:
             say(f"stopped at step {self.step}, epoch {self.epoch}; checkpoint {path}")
         raise LeaseEnded(code)
+
+    # -- frameworks with a loop of their own -------------------------------------------------------
+
+    def count_by_hook(self, *, step: int) -> None:
+        """From now on :meth:`step_done` counts the steps, of which ``step`` are done already.
+
+        On all ranks, after ``torch.distributed.init_process_group``.
+        """
+        self._by_hook, self.step, self._interval_step = True, step, -1
+        self._prepare()
+
+    def step_done(self, *, samples: int, epoch: int) -> int:
+        """A step of ``samples`` samples of all ranks is used up: the status to end with, or 0.
+
+        A status that is not 0 asks the program to save, on all ranks, and to call :meth:`end`.
+        """
+        self.step += 1
+        self.samples += samples
+        self.epoch = epoch
+        now_s = self._clock()
+        if self._attention or now_s >= self._look_at_s:
+            self._look(now_s, lambda: False)
+        verdict, self._verdict = self._verdict, 0
+        return verdict
+
+    def hand_out(self, source: Iterator[tuple[Any, int]]) -> Iterator[Any]:
+        """One pass over the data, whose steps :meth:`step_done` counts: only waits are measured."""
+        clock = self._clock
+        try:
+            while True:
+                waiting_since_s = clock()
+                try:
+                    batch, _samples = next(source)
+                except StopIteration:
+                    return
+                self._waited_s += clock() - waiting_since_s
+                yield batch
+        finally:
+            close = getattr(source, "close", None)
+            if close is not None:
+                close()
 
     def _save_by_itself(self) -> None:
         if not self.registered:
@@ -524,6 +660,11 @@ class Session:
     def _watch_sigterm(self) -> None:
         if self._previous_handler is None and threading.current_thread() is threading.main_thread():
             self._previous_handler = signal.signal(signal.SIGTERM, self._on_sigterm) or 0
+
+    def own_sigterm(self) -> None:
+        """Leave out the handler that was there before ours: its owner must not act on SIGTERM."""
+        if self._previous_handler is not None:
+            self._previous_handler = signal.SIG_DFL
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self.pid:
@@ -545,7 +686,9 @@ class Session:
             step_s=self._step_s,
             wait_s=self._wait_s,
             checkpoint_done=self._done,
-            heartbeat_monotonic_s=now_s if self.registered else 0.0,
+            heartbeat_monotonic_s=now_s if self.stoppable else 0.0,
+            stepped_s=self._stepped_total_s,
+            waited_s=self._waited_total_s,
         )
 
     def _publish(self, now_s: float) -> None:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fslurm_synergy/proto/lease.proto\x12\x10slurm_synergy.v1\"\x83\x01\n\x06TaskId\x12\x0e\n\x06job_id\x18\x01 \x01(\x04\x12\x15\n\rrestart_count\x18\x02 \x01(\r\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\r\n\x05ranks\x18\x04 \x01(\r\x12\x12\n\nlocal_rank\x18\x05 \x01(\r\x12\x13\n\x0blocal_ranks\x18\x06 \x01(\r\x12\x0c\n\x04node\x18\x07 \x01(\t\"\x90\x01\n\x0fRegisterRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12&\n\x04task\x18\x02 \x01(\x0b\x32\x18.slurm_synergy.v1.TaskId\x12\x12\n\ncredential\x18\x03 \x01(\t\x12\r\n\x05nonce\x18\x04 \x01(\t\x12\x0f\n\x07os_cpus\x18\x05 \x03(\r\x12\x0f\n\x07step_id\x18\x06 \x01(\r\"\xdb\x01\n\x05Lease\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x14\n\x0c\x65xpires_in_s\x18\x02 \x01(\x01\x12\r\n\x05\x63ores\x18\x03 \x03(\r\x12\x13\n\x0b\x66loor_cores\x18\x04 \x03(\r\x12\x0f\n\x07mem_mib\x18\x05 \x01(\x04\x12\x15\n\rfloor_mem_mib\x18\x06 \x01(\x04\x12\x0c\n\x04stop\x18\x07 \x01(\x08\x12\x15\n\rstop_within_s\x18\x08 \x01(\x01\x12\x12\n\nnode_cores\x18\t \x01(\x04\x12\x12\n\nbatch_size\x18\n \x01(\r\x12\x0f\n\x07grace_s\x18\x0b \x01(\x01\"+\n\x08StopStep\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x11\n\tcommitted\x18\x02 \x01(\x08\"m\n\x08Progress\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0f\n\x07samples\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0e\n\x06step_s\x18\x04 \x01(\x01\x12\x0e\n\x06wait_s\x18\x05 \x01(\x01\x12\x13\n\x0bpinned_cpus\x18\x06 \x01(\x04\"\xa0\x02\n\x0cRenewRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12&\n\x04task\x18\x02 \x01(\x0b\x32\x18.slurm_synergy.v1.TaskId\x12\x18\n\x10known_generation\x18\x03 \x01(\x04\x12,\n\x08progress\x18\x04 \x01(\x0b\x32\x1a.slurm_synergy.v1.Progress\x12\x1a\n\x12proposed_stop_step\x18\x05 \x01(\x04\x12\x1a\n\x12\x61\x63\x63\x65pted_stop_step\x18\x06 \x01(\x04\x12\x19\n\x11refused_stop_step\x18\x07 \x01(\x04\x12\x0e\n\x06wait_s\x18\x08 \x01(\x01\x12.\n\nknown_stop\x18\t \x01(\x0b\x32\x1a.slurm_synergy.v1.StopStep\"\x8e\x01\n\nLeaseReply\x12\r\n\x05token\x18\x01 \x01(\t\x12&\n\x05lease\x18\x02 \x01(\x0b\x32\x17.slurm_synergy.v1.Lease\x12-\n\tstop_step\x18\x03 \x01(\x0b\x32\x1a.slurm_synergy.v1.StopStep\x12\x0c\n\x04gone\x18\x04 \x01(\x08\x12\x0c\n\x04over\x18\x05 \x01(\x08\"\x8e\x01\n\rFinishRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12&\n\x04task\x18\x02 \x01(\x0b\x32\x18.slurm_synergy.v1.TaskId\x12\x11\n\texit_code\x18\x03 \x01(\x05\x12\x14\n\x0c\x63heckpointed\x18\x04 \x01(\x08\x12\x0c\n\x04step\x18\x05 \x01(\x04\x12\x0f\n\x07samples\x18\x06 \x01(\x04\"\x1c\n\x0b\x46inishReply\x12\r\n\x05known\x18\x01 \x01(\x08\"R\n\x0e\x43ontrolRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\ncredential\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\t\x12\x0b\n\x03job\x18\x04 \x01(\t\"\x1c\n\x0c\x43ontrolReply\x12\x0c\n\x04json\x18\x01 \x01(\t2\xec\x01\n\x0cLeaseService\x12K\n\x08Register\x12!.slurm_synergy.v1.RegisterRequest\x1a\x1c.slurm_synergy.v1.LeaseReply\x12\x45\n\x05Renew\x12\x1e.slurm_synergy.v1.RenewRequest\x1a\x1c.slurm_synergy.v1.LeaseReply\x12H\n\x06\x46inish\x12\x1f.slurm_synergy.v1.FinishRequest\x1a\x1d.slurm_synergy.v1.FinishReply2\x8a\x03\n\x0e\x43ontrolService\x12J\n\x06Status\x12 .slurm_synergy.v1.ControlRequest\x1a\x1e.slurm_synergy.v1.ControlReply\x12H\n\x04Jobs\x12 .slurm_synergy.v1.ControlRequest\x1a\x1e.slurm_synergy.v1.ControlReply\x12K\n\x07\x45xplain\x12 .slurm_synergy.v1.ControlRequest\x1a\x1e.slurm_synergy.v1.ControlReply\x12I\n\x05\x44rain\x12 .slurm_synergy.v1.ControlRequest\x1a\x1e.slurm_synergy.v1.ControlReply\x12J\n\x06Resume\x12 .slurm_synergy.v1.ControlRequest\x1a\x1e.slurm_synergy.v1.ControlReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fslurm_synergy/proto/lease.proto\x12\x10slurm_synergy.v1\"\x83\x01\n\x06TaskId\x12\x0e\n\x06job_id\x18\x01 \x01(\x04\x12\x15\n\rrestart_count\x18\x02 \x01(\r\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\r\n\x05ranks\x18\x04 \x01(\r\x12\x12\n\nlocal_rank\x18\x05 \x01(\r\x12\x13\n\x0blocal_ranks\x18\x06 \x01(\r\x12\x0c\n\x04node\x18\x07 \x01(\t\"\x90\x01\n\x0fRegisterRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12&\n\x04task\x18\x02 \x01(\x0b\x32\x18.slurm_synergy.v1.TaskId\x12\x12\n\ncredential\x18\x03 \x01(\t\x12\r\n\x05nonce\x18\x04 \x01(\t\x12\x0f\n\x07os_cpus\x18\x05 \x03(\r\x12\x0f\n\x07step_id\x18\x06 \x01(\r\"\xdb\x01\n\x05Lease\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x14\n\x0c\x65xpires_in_s\x18\x02 \x01(\x01\x12\r\n\x05\x63ores\x18\x03 \x03(\r\x12\x13\n\x0b\x66loor_cores\x18\x04 \x03(\r\x12\x0f\n\x07mem_mib\x18\x05 \x01(\x04\x12\x15\n\rfloor_mem_mib\x18\x06 \x01(\x04\x12\x0c\n\x04stop\x18\x07 \x01(\x08\x12\x15\n\rstop_within_s\x18\x08 \x01(\x01\x12\x12\n\nnode_cores\x18\t \x01(\x04\x12\x12\n\nbatch_size\x18\n \x01(\r\x12\x0f\n\x07grace_s\x18\x0b \x01(\x01\"+\n\x08StopStep\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x11\n\tcommitted\x18\x02 \x01(\x08\"\x92\x01\n\x08Progress\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0f\n\x07samples\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0e\n\x06step_s\x18\x04 \x01(\x01\x12\x0e\n\x06wait_s\x18\x05 \x01(\x01\x12\x13\n\x0bpinned_cpus\x18\x06 \x01(\x04\x12\x11\n\tstepped_s\x18\x07 \x01(\x01\x12\x10\n\x08waited_s\x18\x08 \x01(\x01\"O\n\x05Probe\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x14\n\x0cwarmup_steps\x18\x02 \x01(\r\x12\r\n\x05steps\x18\x03 \x01(\r\x12\x11\n\tlongest_s\x18\x04 \x01(\x01\"\x84\x01\n\x08Measured\x12\r\n\x05probe\x18\x01 \x01(\x04\x12\r\n\x05steps\x18\x02 \x01(\x04\x12\x15\n\rsamples_per_s\x18\x03 \x01(\x01\x12\x13\n\x0bwaits_known\x18\x04 \x01(\x08\x12\x12\n\nwait_share\x18\x05 \x01(\x01\x12\x1a\n\x12\x62usy_samples_per_s\x18\x06 \x01(\x01\"t\n\tProfiling\x12\x13\n\x0bknown_probe\x18\x01 \x01(\x04\x12,\n\x08measured\x18\x02 \x01(\x0b\x32\x1a.slurm_synergy.v1.Measured\x12\x13\n\x0bown_mem_mib\x18\x03 \x01(\x04\x12\x0f\n\x07program\x18\x04 \x01(\t\"{\n\tStepTimes\x12\x13\n\x0blocal_batch\x18\x01 \x01(\r\x12\x14\n\x0c\x61\x63\x63umulation\x18\x02 \x01(\r\x12\x10\n\x08replicas\x18\x03 \x01(\r\x12\r\n\x05steps\x18\x04 \x01(\x04\x12\x12\n\ngradient_s\x18\x05 \x01(\x01\x12\x0e\n\x06step_s\x18\x06 \x01(\x01\"\xa7\x01\n\x08Training\x12*\n\x05times\x18\x01 \x03(\x0b\x32\x1b.slurm_synergy.v1.StepTimes\x12\x17\n\x0fgradient_square\x18\x02 \x01(\x01\x12\x19\n\x11gradient_variance\x18\x03 \x01(\x01\x12\x15\n\rinitial_batch\x18\x04 \x01(\r\x12\x12\n\nlocal_most\x18\x05 \x01(\r\x12\x10\n\x08progress\x18\x06 \x01(\x01\"\xfe\x02\n\x0cRenewRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12&\n\x04task\x18\x02 \x01(\x0b\x32\x18.slurm_synergy.v1.TaskId\x12\x18\n\x10known_generation\x18\x03 \x01(\x04\x12,\n\x08progress\x18\x04 \x01(\x0b\x32\x1a.slurm_synergy.v1.Progress\x12\x1a\n\x12proposed_stop_step\x18\x05 \x01(\x04\x12\x1a\n\x12\x61\x63\x63\x65pted_stop_step\x18\x06 \x01(\x04\x12\x19\n\x11refused_stop_step\x18\x07 \x01(\x04\x12\x0e\n\x06wait_s\x18\x08 \x01(\x01\x12.\n\nknown_stop\x18\t \x01(\x0b\x32\x1a.slurm_synergy.v1.StopStep\x12.\n\tprofiling\x18\n \x01(\x0b\x32\x1b.slurm_synergy.v1.Profiling\x12,\n\x08training\x18\x0b \x01(\x0b\x32\x1a.slurm_synergy.v1.Training\"\xb6\x01\n\nLeaseReply\x12\r\n\x05token\x18\x01 \x01(\t\x12&\n\x05lease\x18\x02 \x01(\x0b\x32\x17.slurm_synergy.v1.Lease\x12-\n\tstop_step\x18\x03 \x01(\x0b\x32\x1a.slurm_synergy.v1.StopStep\x12\x0c\n\x04gone\x18\x04 \x01(\x08\x12\x0c\n\x04over\x18\x05 \x01(\x08\x12&\n\x05probe\x18\x06 \x01(\x0b\x32\x17.slurm_synergy.v1.Probe\"\x8e\x01\n\rFinishRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12&\n\x04task\x18\x02 \x01(\x0b\x32\x18.slurm_synergy.v1.TaskId\x12\x11\n\texit_code\x18\x03 \x01(\x05\x12\x14\n\x0c\x63heckpointed\x18\x04 \x01(\x08\x12\x0c\n\x04step\x18\x05 \x01(\x04\x12\x0f\n\x07samples\x18\x06 \x01(\x04\"\x1c\n\x0b\x46inishReply\x12\r\n\x05known\x18\x01 \x01(\x08\"`\n\x0e\x43ontrolRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\ncredential\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\t\x12\x0b\n\x03job\x18\x04 \x01(\t\x12\x0c\n\x04\x62ody\x18\x05 \x01(\t\"\x1c\n\x0c\x43ontrolReply\x12\x0c\n\x04json\x18\x01 \x01(\t2\xec\x01\n\x0cLeaseService\x12K\n\x08Register\x12!.slurm_synergy.v1.RegisterRequest\x1a\x1c.slurm_synergy.v1.LeaseReply\x12\x45\n\x05Renew\x12\x1e.slurm_synergy.v1.RenewRequest\x1a\x1c.slurm_synergy.v1.LeaseReply\x12H\n\x06\x46inish\x12\x1f.slurm_synergy.v1.FinishRequest\x1a\x1d.slurm_synergy.v1.FinishReply2\xf0\x04\n\x0e\x43ontrolService\x12J\n\x06Status\x12 .slurm_synergy.v1.ControlRequest\x1a\x1e.slurm_synergy.v1.ControlReply\x12H\n\x04Jobs\x12 .slurm_synergy.v1.ControlRequest\x1a\x1e.slurm_synergy.v1.ControlReply\x12K\n\x07\x45xplain\x12 .slurm_synergy.v1.ControlRequest\x1a\x1e.slurm_synergy.v1.ControlReply\x12I\n\x05\x44rain\x12 .slurm_synergy.v1.ControlRequest\x1a\x1e.slurm_synergy.v1.ControlReply\x12J\n\x06Resume\x12 .slurm_synergy.v1.ControlRequest\x1a\x1e.slurm_synergy.v1.ControlReply\x12L\n\x08Profiles\x12 .slurm_synergy.v1.ControlRequest\x1a\x1e.slurm_synergy.v1.ControlReply\x12J\n\x06Import\x12 .slurm_synergy.v1.ControlRequest\x1a\x1e.slurm_synergy.v1.ControlReply\x12J\n\x06\x46orget\x12 .slurm_synergy.v1.ControlRequest\x1a\x1e.slurm_synergy.v1.ControlReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,22 +39,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEASE']._serialized_end=554
   _globals['_STOPSTEP']._serialized_start=556
   _globals['_STOPSTEP']._serialized_end=599
-  _globals['_PROGRESS']._serialized_start=601
-  _globals['_PROGRESS']._serialized_end=710
-  _globals['_RENEWREQUEST']._serialized_start=713
-  _globals['_RENEWREQUEST']._serialized_end=1001
-  _globals['_LEASEREPLY']._serialized_start=1004
-  _globals['_LEASEREPLY']._serialized_end=1146
-  _globals['_FINISHREQUEST']._serialized_start=1149
-  _globals['_FINISHREQUEST']._serialized_end=1291
-  _globals['_FINISHREPLY']._serialized_start=1293
-  _globals['_FINISHREPLY']._serialized_end=1321
-  _globals['_CONTROLREQUEST']._serialized_start=1323
-  _globals['_CONTROLREQUEST']._serialized_end=1405
-  _globals['_CONTROLREPLY']._serialized_start=1407
-  _globals['_CONTROLREPLY']._serialized_end=1435
-  _globals['_LEASESERVICE']._serialized_start=1438
-  _globals['_LEASESERVICE']._serialized_end=1674
-  _globals['_CONTROLSERVICE']._serialized_start=1677
-  _globals['_CONTROLSERVICE']._serialized_end=2071
+  _globals['_PROGRESS']._serialized_start=602
+  _globals['_PROGRESS']._serialized_end=748
+  _globals['_PROBE']._serialized_start=750
+  _globals['_PROBE']._serialized_end=829
+  _globals['_MEASURED']._serialized_start=832
+  _globals['_MEASURED']._serialized_end=964
+  _globals['_PROFILING']._serialized_start=966
+  _globals['_PROFILING']._serialized_end=1082
+  _globals['_STEPTIMES']._serialized_start=1084
+  _globals['_STEPTIMES']._serialized_end=1207
+  _globals['_TRAINING']._serialized_start=1210
+  _globals['_TRAINING']._serialized_end=1377
+  _globals['_RENEWREQUEST']._serialized_start=1380
+  _globals['_RENEWREQUEST']._serialized_end=1762
+  _globals['_LEASEREPLY']._serialized_start=1765
+  _globals['_LEASEREPLY']._serialized_end=1947
+  _globals['_FINISHREQUEST']._serialized_start=1950
+  _globals['_FINISHREQUEST']._serialized_end=2092
+  _globals['_FINISHREPLY']._serialized_start=2094
+  _globals['_FINISHREPLY']._serialized_end=2122
+  _globals['_CONTROLREQUEST']._serialized_start=2124
+  _globals['_CONTROLREQUEST']._serialized_end=2220
+  _globals['_CONTROLREPLY']._serialized_start=2222
+  _globals['_CONTROLREPLY']._serialized_end=2250
+  _globals['_LEASESERVICE']._serialized_start=2253
+  _globals['_LEASESERVICE']._serialized_end=2489
+  _globals['_CONTROLSERVICE']._serialized_start=2492
+  _globals['_CONTROLSERVICE']._serialized_end=3116
 # @@protoc_insertion_point(module_scope)

@@ -75,23 +75,99 @@ class StopStep(_message.Message):
     def __init__(self, step: _Optional[int] = ..., committed: _Optional[bool] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("step", "samples", "epoch", "step_s", "wait_s", "pinned_cpus")
+    __slots__ = ("step", "samples", "epoch", "step_s", "wait_s", "pinned_cpus", "stepped_s", "waited_s")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     PINNED_CPUS_FIELD_NUMBER: _ClassVar[int]
+    STEPPED_S_FIELD_NUMBER: _ClassVar[int]
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
     step: int
     samples: int
     epoch: int
     step_s: float
     wait_s: float
     pinned_cpus: int
-    def __init__(self, step: _Optional[int] = ..., samples: _Optional[int] = ..., epoch: _Optional[int] = ..., step_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., pinned_cpus: _Optional[int] = ...) -> None: ...
+    stepped_s: float
+    waited_s: float
+    def __init__(self, step: _Optional[int] = ..., samples: _Optional[int] = ..., epoch: _Optional[int] = ..., step_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., pinned_cpus: _Optional[int] = ..., stepped_s: _Optional[float] = ..., waited_s: _Optional[float] = ...) -> None: ...
+
+class Probe(_message.Message):
+    __slots__ = ("number", "warmup_steps", "steps", "longest_s")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_S_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    warmup_steps: int
+    steps: int
+    longest_s: float
+    def __init__(self, number: _Optional[int] = ..., warmup_steps: _Optional[int] = ..., steps: _Optional[int] = ..., longest_s: _Optional[float] = ...) -> None: ...
+
+class Measured(_message.Message):
+    __slots__ = ("probe", "steps", "samples_per_s", "waits_known", "wait_share", "busy_samples_per_s")
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    WAITS_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SHARE_FIELD_NUMBER: _ClassVar[int]
+    BUSY_SAMPLES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    probe: int
+    steps: int
+    samples_per_s: float
+    waits_known: bool
+    wait_share: float
+    busy_samples_per_s: float
+    def __init__(self, probe: _Optional[int] = ..., steps: _Optional[int] = ..., samples_per_s: _Optional[float] = ..., waits_known: _Optional[bool] = ..., wait_share: _Optional[float] = ..., busy_samples_per_s: _Optional[float] = ...) -> None: ...
+
+class Profiling(_message.Message):
+    __slots__ = ("known_probe", "measured", "own_mem_mib", "program")
+    KNOWN_PROBE_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
+    OWN_MEM_MIB_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_FIELD_NUMBER: _ClassVar[int]
+    known_probe: int
+    measured: Measured
+    own_mem_mib: int
+    program: str
+    def __init__(self, known_probe: _Optional[int] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., own_mem_mib: _Optional[int] = ..., program: _Optional[str] = ...) -> None: ...
+
+class StepTimes(_message.Message):
+    __slots__ = ("local_batch", "accumulation", "replicas", "steps", "gradient_s", "step_s")
+    LOCAL_BATCH_FIELD_NUMBER: _ClassVar[int]
+    ACCUMULATION_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    local_batch: int
+    accumulation: int
+    replicas: int
+    steps: int
+    gradient_s: float
+    step_s: float
+    def __init__(self, local_batch: _Optional[int] = ..., accumulation: _Optional[int] = ..., replicas: _Optional[int] = ..., steps: _Optional[int] = ..., gradient_s: _Optional[float] = ..., step_s: _Optional[float] = ...) -> None: ...
+
+class Training(_message.Message):
+    __slots__ = ("times", "gradient_square", "gradient_variance", "initial_batch", "local_most", "progress")
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_SQUARE_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_VARIANCE_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_BATCH_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_MOST_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    times: _containers.RepeatedCompositeFieldContainer[StepTimes]
+    gradient_square: float
+    gradient_variance: float
+    initial_batch: int
+    local_most: int
+    progress: float
+    def __init__(self, times: _Optional[_Iterable[_Union[StepTimes, _Mapping]]] = ..., gradient_square: _Optional[float] = ..., gradient_variance: _Optional[float] = ..., initial_batch: _Optional[int] = ..., local_most: _Optional[int] = ..., progress: _Optional[float] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
-    __slots__ = ("token", "task", "known_generation", "progress", "proposed_stop_step", "accepted_stop_step", "refused_stop_step", "wait_s", "known_stop")
+    __slots__ = ("token", "task", "known_generation", "progress", "proposed_stop_step", "accepted_stop_step", "refused_stop_step", "wait_s", "known_stop", "profiling", "training")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     KNOWN_GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +177,8 @@ class RenewRequest(_message.Message):
     REFUSED_STOP_STEP_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     KNOWN_STOP_FIELD_NUMBER: _ClassVar[int]
+    PROFILING_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_FIELD_NUMBER: _ClassVar[int]
     token: str
     task: TaskId
     known_generation: int
@@ -110,21 +188,25 @@ class RenewRequest(_message.Message):
     refused_stop_step: int
     wait_s: float
     known_stop: StopStep
-    def __init__(self, token: _Optional[str] = ..., task: _Optional[_Union[TaskId, _Mapping]] = ..., known_generation: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., proposed_stop_step: _Optional[int] = ..., accepted_stop_step: _Optional[int] = ..., refused_stop_step: _Optional[int] = ..., wait_s: _Optional[float] = ..., known_stop: _Optional[_Union[StopStep, _Mapping]] = ...) -> None: ...
+    profiling: Profiling
+    training: Training
+    def __init__(self, token: _Optional[str] = ..., task: _Optional[_Union[TaskId, _Mapping]] = ..., known_generation: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., proposed_stop_step: _Optional[int] = ..., accepted_stop_step: _Optional[int] = ..., refused_stop_step: _Optional[int] = ..., wait_s: _Optional[float] = ..., known_stop: _Optional[_Union[StopStep, _Mapping]] = ..., profiling: _Optional[_Union[Profiling, _Mapping]] = ..., training: _Optional[_Union[Training, _Mapping]] = ...) -> None: ...
 
 class LeaseReply(_message.Message):
-    __slots__ = ("token", "lease", "stop_step", "gone", "over")
+    __slots__ = ("token", "lease", "stop_step", "gone", "over", "probe")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     STOP_STEP_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
     OVER_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
     token: str
     lease: Lease
     stop_step: StopStep
     gone: bool
     over: bool
-    def __init__(self, token: _Optional[str] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., stop_step: _Optional[_Union[StopStep, _Mapping]] = ..., gone: _Optional[bool] = ..., over: _Optional[bool] = ...) -> None: ...
+    probe: Probe
+    def __init__(self, token: _Optional[str] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., stop_step: _Optional[_Union[StopStep, _Mapping]] = ..., gone: _Optional[bool] = ..., over: _Optional[bool] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ...) -> None: ...
 
 class FinishRequest(_message.Message):
     __slots__ = ("token", "task", "exit_code", "checkpointed", "step", "samples")
@@ -149,16 +231,18 @@ class FinishReply(_message.Message):
     def __init__(self, known: _Optional[bool] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
-    __slots__ = ("protocol", "credential", "nonce", "job")
+    __slots__ = ("protocol", "credential", "nonce", "job", "body")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     credential: str
     nonce: str
     job: str
-    def __init__(self, protocol: _Optional[int] = ..., credential: _Optional[str] = ..., nonce: _Optional[str] = ..., job: _Optional[str] = ...) -> None: ...
+    body: str
+    def __init__(self, protocol: _Optional[int] = ..., credential: _Optional[str] = ..., nonce: _Optional[str] = ..., job: _Optional[str] = ..., body: _Optional[str] = ...) -> None: ...
 
 class ControlReply(_message.Message):
     __slots__ = ("json",)

@@ -190,7 +190,8 @@ class LeaseService:
 
 class ControlServiceStub:
     """For synergyctl. Reading is open to every authenticated user (others' jobs without their hints);
-    changing is for operators. Each call carries a MUNGE credential over "synergy-control:<nonce>".
+    changing is for operators (profiles: also for their owners). Each call carries a MUNGE credential
+    over "synergy-control:<nonce>", and with a body over "synergy-control:<nonce>:<its SHA-256>".
     """
 
     def __init__(self, channel):
@@ -224,11 +225,27 @@ class ControlServiceStub:
                 request_serializer=slurm__synergy_dot_proto_dot_lease__pb2.ControlRequest.SerializeToString,
                 response_deserializer=slurm__synergy_dot_proto_dot_lease__pb2.ControlReply.FromString,
                 _registered_method=True)
+        self.Profiles = channel.unary_unary(
+                '/slurm_synergy.v1.ControlService/Profiles',
+                request_serializer=slurm__synergy_dot_proto_dot_lease__pb2.ControlRequest.SerializeToString,
+                response_deserializer=slurm__synergy_dot_proto_dot_lease__pb2.ControlReply.FromString,
+                _registered_method=True)
+        self.Import = channel.unary_unary(
+                '/slurm_synergy.v1.ControlService/Import',
+                request_serializer=slurm__synergy_dot_proto_dot_lease__pb2.ControlRequest.SerializeToString,
+                response_deserializer=slurm__synergy_dot_proto_dot_lease__pb2.ControlReply.FromString,
+                _registered_method=True)
+        self.Forget = channel.unary_unary(
+                '/slurm_synergy.v1.ControlService/Forget',
+                request_serializer=slurm__synergy_dot_proto_dot_lease__pb2.ControlRequest.SerializeToString,
+                response_deserializer=slurm__synergy_dot_proto_dot_lease__pb2.ControlReply.FromString,
+                _registered_method=True)
 
 
 class ControlServiceServicer:
     """For synergyctl. Reading is open to every authenticated user (others' jobs without their hints);
-    changing is for operators. Each call carries a MUNGE credential over "synergy-control:<nonce>".
+    changing is for operators (profiles: also for their owners). Each call carries a MUNGE credential
+    over "synergy-control:<nonce>", and with a body over "synergy-control:<nonce>:<its SHA-256>".
     """
 
     def Status(self, request, context):
@@ -256,6 +273,24 @@ class ControlServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Profiles(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Import(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Forget(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -289,6 +324,21 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     request_deserializer=slurm__synergy_dot_proto_dot_lease__pb2.ControlRequest.FromString,
                     response_serializer=slurm__synergy_dot_proto_dot_lease__pb2.ControlReply.SerializeToString,
             ),
+            'Profiles': grpc.unary_unary_rpc_method_handler(
+                    servicer.Profiles,
+                    request_deserializer=slurm__synergy_dot_proto_dot_lease__pb2.ControlRequest.FromString,
+                    response_serializer=slurm__synergy_dot_proto_dot_lease__pb2.ControlReply.SerializeToString,
+            ),
+            'Import': grpc.unary_unary_rpc_method_handler(
+                    servicer.Import,
+                    request_deserializer=slurm__synergy_dot_proto_dot_lease__pb2.ControlRequest.FromString,
+                    response_serializer=slurm__synergy_dot_proto_dot_lease__pb2.ControlReply.SerializeToString,
+            ),
+            'Forget': grpc.unary_unary_rpc_method_handler(
+                    servicer.Forget,
+                    request_deserializer=slurm__synergy_dot_proto_dot_lease__pb2.ControlRequest.FromString,
+                    response_serializer=slurm__synergy_dot_proto_dot_lease__pb2.ControlReply.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'slurm_synergy.v1.ControlService', rpc_method_handlers)
@@ -299,7 +349,8 @@ def add_ControlServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class ControlService:
     """For synergyctl. Reading is open to every authenticated user (others' jobs without their hints);
-    changing is for operators. Each call carries a MUNGE credential over "synergy-control:<nonce>".
+    changing is for operators (profiles: also for their owners). Each call carries a MUNGE credential
+    over "synergy-control:<nonce>", and with a body over "synergy-control:<nonce>:<its SHA-256>".
     """
 
     @staticmethod
@@ -425,6 +476,87 @@ class ControlService:
             request,
             target,
             '/slurm_synergy.v1.ControlService/Resume',
+            slurm__synergy_dot_proto_dot_lease__pb2.ControlRequest.SerializeToString,
+            slurm__synergy_dot_proto_dot_lease__pb2.ControlReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Profiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slurm_synergy.v1.ControlService/Profiles',
+            slurm__synergy_dot_proto_dot_lease__pb2.ControlRequest.SerializeToString,
+            slurm__synergy_dot_proto_dot_lease__pb2.ControlReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Import(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slurm_synergy.v1.ControlService/Import',
+            slurm__synergy_dot_proto_dot_lease__pb2.ControlRequest.SerializeToString,
+            slurm__synergy_dot_proto_dot_lease__pb2.ControlReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Forget(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slurm_synergy.v1.ControlService/Forget',
             slurm__synergy_dot_proto_dot_lease__pb2.ControlRequest.SerializeToString,
             slurm__synergy_dot_proto_dot_lease__pb2.ControlReply.FromString,
             options,

@@ -24,6 +24,7 @@ class FakeController(pb_grpc.LeaseServiceServicer):
         self.refuse: grpc.StatusCode | None = None
         self.gone = self.over = False
         self.stop_step = pb.StopStep()
+        self.probe = pb.Probe()
         self.lease = pb.Lease(generation=1, **{"expires_in_s": 60, "node_cores": 1, **lease})
         self._news = threading.Condition()
         self._tokens: set[str] = set()
@@ -55,6 +56,18 @@ class FakeController(pb_grpc.LeaseServiceServicer):
             self.stop_step = pb.StopStep(step=step, committed=committed)
             self._news.notify_all()
 
+    def measure(self, probe: pb.Probe, **changed: Any) -> None:
+        """Have this measured (number 0: nothing any more) with these fields of the lease."""
+        with self._news:
+            self.probe = probe
+            new = pb.Lease()
+            new.CopyFrom(self.lease)
+            for name in changed:
+                new.ClearField(name)
+            new.MergeFrom(pb.Lease(**changed))
+            self.lease = new
+            self._news.notify_all()
+
     def stop(self) -> None:
         with self._news:
             self._closing = True
@@ -84,10 +97,11 @@ class FakeController(pb_grpc.LeaseServiceServicer):
                     or not context.is_active()
                     or self.lease.generation > request.known_generation
                     or self.stop_step != request.known_stop
+                    or self.probe.number != request.profiling.known_probe
                 ),
                 timeout=min(request.wait_s, 2.0),
             )
-            return pb.LeaseReply(lease=self.lease, stop_step=self.stop_step)
+            return pb.LeaseReply(lease=self.lease, stop_step=self.stop_step, probe=self.probe)
 
     def Finish(self, request: pb.FinishRequest, context: Any) -> pb.FinishReply:
         if request.token not in self._tokens:

@@ -32,6 +32,7 @@ def test_what_is_written_is_read_from_another_mapping(tmp_path: Path) -> None:
     report = Report(
         step=1, samples=2, epoch=3, step_s=0.5, wait_s=0.25, proposed_stop_step=4,
         accepted_stop_step=5, refused_stop_step=6, checkpoint_done=True, heartbeat_monotonic_s=8.0,
+        stepped_s=9.5, waited_s=10.25,
     )  # fmt: skip
     other.write_report(report)
     assert board.read_report() == report

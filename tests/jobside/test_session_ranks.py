@@ -2,75 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
 import subprocess
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from inprocess import clean_environment, finish, injected, lease, start, wait_for
+from launchers import Launchers, ended, free_port
 
-from slurm_synergy.controller.agreement import StopAgreement
 from slurm_synergy.jobside.agreement import Agreement, Identity, Verdict
 from slurm_synergy.jobside.board import Board, LeaseView, Report
 
 PROGRAM = Path(__file__).with_name("ddp_program.py")
-
-
-class Launchers:
-    """Stands for launchers and controller: carries agreements between the boards of one job."""
-
-    def __init__(self, boards: list[Board], delay_s: float = 0.02) -> None:
-        self._boards, self._delay_s = boards, delay_s
-        self._agreement = StopAgreement(len(boards))
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.stop_steps: list[int] = []
-
-    def __enter__(self) -> Launchers:
-        for board in self._boards:
-            board.write_lease(replace(board.read_lease(), stop=True, generation=9))
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._over.wait(self._delay_s):
-            reports = [board.read_report() for board in self._boards]
-            agreement = self._agreement
-            agreement.propose(reports[0].proposed_stop_step)
-            for rank, report in enumerate(reports):
-                agreement.accept(rank, report.accepted_stop_step)
-                agreement.refuse(
-                    report.refused_stop_step,
-                    latest_step=max(other.step for other in reports),
-                    step_s=max(other.step_s + other.wait_s for other in reports),
-                )
-            agreement.settle([])
-            if agreement.step and agreement.step not in self.stop_steps:
-                self.stop_steps.append(agreement.step)
-            for board in self._boards:
-                known = board.read_lease()
-                if (known.stop_step, known.stop_committed) != (agreement.step, agreement.committed):
-                    board.write_lease(
-                        replace(known, stop_step=agreement.step, stop_committed=agreement.committed)
-                    )
-
-
-def _free_port() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
 
 
 class Job:
@@ -97,7 +43,7 @@ class Job:
         self._new_boards(ranks)
         common = {
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": _free_port(),
+            "MASTER_PORT": free_port(),
             "WORLD_SIZE": str(ranks),
             "SLURM_RESTART_COUNT": str(self._incarnation - 1),
         }
@@ -117,7 +63,7 @@ class Job:
             self._tmp_path / "checkpoints",
             SLURM_RESTART_COUNT=str(self._incarnation - 1),
         )
-        options = ["--nproc-per-node", str(ranks), "--master-port", _free_port()]
+        options = ["--nproc-per-node", str(ranks), "--master-port", free_port()]
         return [
             start(
                 ["-m", "torch.distributed.run", *options, str(PROGRAM), *self._arguments],
@@ -138,19 +84,8 @@ class Job:
         return seen
 
 
-@contextlib.contextmanager
-def _ended(processes: list[subprocess.Popen[str]]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
-
-
 def _stop(job: Job, processes: list[subprocess.Popen[str]], code: int) -> int:
-    with _ended(processes), Launchers(job.boards) as launchers:
+    with ended(processes), Launchers(job.boards) as launchers:
         results = [finish(process) for process in processes]
     assert [status for status, *_ in results] == [code] * len(processes), results
     reports = [board.read_report() for board in job.boards]
@@ -176,7 +111,7 @@ def test_ranks_stop_together_and_use_each_sample_once_with_other_rank_counts(
     third = _stop(job, processes, 0)  # torchrun would restart workers that end otherwise
     assert 2 <= first < second < third
     processes = job.srun(1)
-    with _ended(processes):
+    with ended(processes):
         status, _out, err = finish(processes[0])
     assert status == 0, err
     seen = job.samples()
@@ -344,7 +279,7 @@ def test_independent_tasks_of_a_step_stop_together_and_keep_checkpoints_of_their
     processes = [
         start(["-c", INDEPENDENT], injected(board, tmp_path / "checkpoints")) for board in boards
     ]
-    with _ended(processes):
+    with ended(processes):
         wait_for(lambda: all(board.read_report().step >= 3 for board in boards), "step 3")
         with Launchers(boards):
             results = [finish(process) for process in processes]
@@ -363,7 +298,7 @@ def test_independent_tasks_of_a_step_stop_together_and_keep_checkpoints_of_their
 
 
 def test_ranks_without_a_launcher_train_as_usual(tmp_path: Path) -> None:
-    port = _free_port()
+    port = free_port()
     processes = [
         start(
             [str(PROGRAM), str(tmp_path), "1", "0"],
@@ -373,7 +308,7 @@ def test_ranks_without_a_launcher_train_as_usual(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    with _ended(processes):
+    with ended(processes):
         began_s = time.monotonic()
         for process in processes:
             status, _out, err = finish(process)

@@ -132,6 +132,44 @@ def test_each_script_of_the_motivating_example_is_admitted_held(
         stage.cancel(ids)
 
 
+def test_one_act_after_the_other_finds_the_stage_empty(
+    cluster: DevCluster, tmp_path: Path, eventually: Callable[..., None]
+) -> None:
+    tmp_path.chmod(0o755)
+    stage = Stage(tmp_path, cluster)
+    script = "#!/bin/bash\nif false; then synergy-srun true; fi\nsleep 300\n"
+    for act, mechanism in (("first", "proportional"), ("second", "tune")):
+        directory = stage.directory(act)
+        (directory / "job.sbatch").write_text(script)
+        ids: list[int] = []
+        with stage.controller(
+            directory, policy="fifo", mechanism=mechanism, nodes="v100-1"
+        ) as controller:
+            try:
+                job = stage.submit(
+                    controller, directory, "--partition=synergy", "--gres=gpu:1", "job.sbatch"
+                )
+                ids.append(job.job_id)
+                eventually(
+                    lambda ids=ids: stage.jobs(ids)[ids[0]].running,
+                    timeout_s=90,
+                    what=f"the job of the {act} act runs",
+                )
+                assert "ReservationName=synergy " in reservations(cluster)
+            finally:
+                stage.cancel(ids)
+                eventually(
+                    lambda ids=ids: all(one.state.finished for one in stage.jobs(ids).values()),
+                    timeout_s=90,
+                    what=f"the job of the {act} act has ended",
+                )
+        assert "ReservationName=synergy " not in reservations(cluster), f"after the {act} act"
+
+
+def reservations(cluster: DevCluster) -> str:
+    return cluster.run(["scontrol", "show", "reservation", "-o"], check=False).stdout
+
+
 def test_ratio_below_the_promise_fails_the_demonstration() -> None:
     good = Result(avg_jct_s={"proportional": 70.0, "tune": 50.0}, resume_identical=True)
     poor = Result(avg_jct_s={"proportional": 69.9, "tune": 50.0}, resume_identical=True)

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner
+from ran import Ran
 
-from slurm_synergy.cli.devcluster_cmd import devcluster
 from slurm_synergy.devcluster import DEFAULT_SHAPES, DevCluster, NodeShape, ports
 from slurm_synergy.devcluster.confinement import choose_task_plugin
 from slurm_synergy.devcluster.processes import identify, job_processes
@@ -293,22 +292,27 @@ def test_a_directory_with_other_content_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.tex").read_text() == "precious"
 
 
-def test_the_command_line_brings_a_cluster_up_and_down(short_path: Path) -> None:
+def test_the_command_line_brings_a_cluster_up_and_down(
+    short_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     place = ["--dir", str(short_path / "dc")]
-    invoke = CliRunner().invoke
+
+    def invoke(*argv: str) -> Ran:
+        return Ran(capsys, "devcluster", *argv)
+
     try:
         shape = "n-[1-2]:gpus=2,cores=4,mem=9000,type=h100"
         up = ["up", *place, "--nodes", shape, "--no-real-node"]
-        done = invoke(devcluster, [*up, "--endpoint", "127.0.0.1:7311", "--json"])
-        assert done.exit_code == 0, done.output
+        done = invoke(*up, "--endpoint", "127.0.0.1:7311", "--json")
+        assert done.status == 0, done.err
         site = (short_path / "dc" / "etc" / "synergy_site.lua").read_text()
         assert 'endpoint = "127.0.0.1:7311",' in site
-        again = invoke(devcluster, [*up, "--quiet"])
-        assert (again.exit_code, again.output) == (0, "")
-        other = invoke(devcluster, [*up, "--endpoint", "127.0.0.1:7312"])
-        assert other.exit_code == 1 and "take it down first" in other.output
-        assert json.loads(done.output)["nodes"] == {"n-1": "idle", "n-2": "idle"}
-        shell = invoke(devcluster, ["env", *place]).output
+        again = invoke(*up, "--quiet")
+        assert (again.status, again.out, again.err) == (0, "", "")
+        other = invoke(*up, "--endpoint", "127.0.0.1:7312")
+        assert other.status == 1 and "take it down first" in other.err
+        assert json.loads(done.out)["nodes"] == {"n-1": "idle", "n-2": "idle"}
+        shell = invoke("env", *place).out
         assert "export SYNERGY_ENDPOINT=127.0.0.1:7311" in shell
         assert all(line.startswith("export ") for line in shell.splitlines())
         shown = subprocess.run(
@@ -316,38 +320,41 @@ def test_the_command_line_brings_a_cluster_up_and_down(short_path: Path) -> None
             capture_output=True, text=True, check=True,
         )  # fmt: skip
         assert shown.stdout.strip() == "gpu:h100:2"
-        assert invoke(devcluster, ["status", *place]).exit_code == 0
+        assert invoke("status", *place).status == 0
     finally:
-        done = invoke(devcluster, ["down", *place, "--json"])
-    assert len(json.loads(done.output)["ended"]) >= 4
-    assert invoke(devcluster, ["status", *place]).exit_code == 1
+        done = invoke("down", *place, "--json")
+    assert len(json.loads(done.out)["ended"]) >= 4
+    assert invoke("status", *place).status == 1
 
 
-def test_wrong_shapes_exit_with_two_and_say_what_is_right(tmp_path: Path) -> None:
+def test_wrong_shapes_exit_with_two_and_say_what_is_right(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = str(tmp_path / "dc")
     for shape in ("v100-[1-4]", "v100-[4-1]:gpus=8,cores=24,mem=1", "n1:gpus=x,cores=2,mem=5"):
-        done = CliRunner().invoke(
-            devcluster, ["up", "--dir", str(tmp_path / "dc"), "--nodes", shape]
-        )
-        assert done.exit_code == 2, shape
-        assert "for example v100-[1-4]:gpus=8" in done.output
+        done = Ran(capsys, "devcluster", "up", "--dir", place, "--nodes", shape)
+        assert done.status == 2, shape
+        assert "for example v100-[1-4]:gpus=8" in done.err
     assert not (tmp_path / "dc").exists()
 
 
-def test_a_wrong_endpoint_exits_with_two_and_says_what_is_right(tmp_path: Path) -> None:
+def test_a_wrong_endpoint_exits_with_two_and_says_what_is_right(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for wrong in ("head", "head:x", "head:0", ""):
-        done = CliRunner().invoke(
-            devcluster, ["up", "--dir", str(tmp_path / "dc"), "--endpoint", wrong]
-        )
-        assert done.exit_code == 2, wrong
-        assert "--endpoint" in done.output
+        done = Ran(capsys, "devcluster", "up", "--dir", str(tmp_path / "dc"), "--endpoint", wrong)
+        assert done.status == 2, wrong
+        assert "--endpoint" in done.err
     assert not (tmp_path / "dc").exists()
 
 
-def test_a_directory_that_cannot_be_made_exits_with_one_and_says_so() -> None:
-    done = CliRunner().invoke(devcluster, ["up", "--dir", "/proc/foo", "--quiet"])
-    assert done.exit_code == 1
-    assert "/proc/foo: cannot be made" in done.output
-    assert CliRunner().invoke(devcluster, ["up", "--quiet", "--json"]).exit_code == 2
+def test_a_directory_that_cannot_be_made_exits_with_one_and_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    done = Ran(capsys, "devcluster", "up", "--dir", "/proc/foo", "--quiet")
+    assert done.status == 1
+    assert "/proc/foo: cannot be made" in done.err
+    assert Ran(capsys, "devcluster", "up", "--quiet", "--json").status == 2
 
 
 def test_a_cluster_outlives_the_command_that_started_it(short_path: Path) -> None:

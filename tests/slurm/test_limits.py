@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def test_the_time_limit_is_for_all_runs_together(controller: Factory, slurm: Slu
     slurm.wait(job_id, lambda facts: facts.running and facts.held is Hold.ADMIN)
     daemon.stop()
     # As if it had run for four minutes and a bit: 260 seconds on two GPUs.
-    with sqlite3.connect(daemon.home / "state" / "ledger.sqlite") as ledger:
+    with closing(sqlite3.connect(daemon.home / "state" / "ledger.sqlite")) as ledger, ledger:
         ledger.execute("UPDATE jobs SET attained_gpu_s = ? WHERE job_id = ?", (2 * 260, job_id))
     daemon.start()
     slurm.cluster.run(["scontrol", "requeue", str(job_id)])

@@ -6,6 +6,7 @@ took effect.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -72,6 +73,8 @@ class FakeSlurm:
             tpn=tasks,
             mem=mem,
         )
+        if wrapped and re.search(r"elastic=(scale|full)", str(given.get("comment", ""))):
+            mark += ",elastic=yes"
         facts = JobFacts(
             job_id=job_id,
             user="ann",

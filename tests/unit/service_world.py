@@ -11,6 +11,7 @@ from slurm_synergy.cluster import Observation, ObservedJob
 from slurm_synergy.config import LeaseSettings, Settings
 from slurm_synergy.controller.auth import Authenticator, encode_credential, new_nonce
 from slurm_synergy.controller.auth import register_payload as payload_of
+from slurm_synergy.controller.learning import Learner
 from slurm_synergy.controller.lease_service import LeaseServer
 from slurm_synergy.controller.leases import LeaseBook
 from slurm_synergy.controller.ledger import Ledger
@@ -53,16 +54,19 @@ class ServiceWorld:
         self.munge_socket = munge_socket
         self.clock = SystemClock()
         self.ledger = Ledger(state_dir, clock=self.clock)
+        self.learner = Learner(self.ledger, self.clock, least_between_s=0.0)
         self.book = LeaseBook(
             self.ledger,
             self.clock,
             lease_s=lease_s,
             node_of=lambda name: NODE if name == NODE.name else None,
+            on_training=self.learner.reported,
         )
         self.settings = Settings()
         self.view = StatusView(
             self.settings, ledger=self.ledger, leases=self.book, clock=self.clock
         )
+        self.view.learning = self.learner.describe
         self.server = LeaseServer(
             LeaseSettings(listen=listen, lease_s=lease_s),
             leases=self.book,
@@ -84,6 +88,7 @@ class ServiceWorld:
     def close(self) -> None:
         self.channel.close()
         self.server.stop()
+        self.learner.close()
         self.ledger.close()
 
     def status(self, job_id: int, *, lease: Lease | None = None, user: str = "root") -> JobStatus:

@@ -167,3 +167,27 @@ def test_gains_that_are_no_numbers_are_refused() -> None:
             limits=np.array([1.0]),
             forced=np.zeros(1, dtype=bool),
         )
+
+
+def test_a_choice_that_is_as_good_as_any_is_kept() -> None:
+    """Three equal jobs and two GPUs: those that have them keep them."""
+    choices = Choices(
+        gains=np.ones((3, 1)),
+        takes=np.array([[1.0]]),
+        limits=np.array([2.0]),
+        forced=np.zeros(3, dtype=bool),
+    )
+    for start in ([0, 0, IDLE], [IDLE, 0, 0], [0, IDLE, 0]):
+        assert assign(choices, start=np.array(start)).chosen.tolist() == start
+    # It is completed where there is room, and ignored where it does not fit.
+    assert (assign(choices, start=np.array([IDLE, 0, IDLE])).chosen != IDLE).sum() == 2
+    assert (assign(choices, start=np.zeros(3, dtype=np.int64)).chosen != IDLE).sum() == 2
+
+
+@given(programs(), st.integers(0, 5))
+def test_a_start_never_makes_the_answer_worse(choices: Choices, column: int) -> None:
+    jobs, columns = choices.gains.shape
+    start = np.full(jobs, column if column < columns else IDLE)
+    plain, kept = assign(choices), assign(choices, start=start)
+    _check(choices, kept)
+    assert kept.objective >= plain.objective - 1e-6

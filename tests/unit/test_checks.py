@@ -377,6 +377,8 @@ def test_job_submit_lua_and_its_settings_are_compared(
     assert "slurm.partition is 'synergy'" in found()["lua_site"].seen
     assert found()["lua_site"].grade is Grade.FAIL
     assert found(acts=False)["lua_site"].grade is Grade.WARN
+    site.write_text('return { operators = { 0, 7 }, mode = "observe" }\n')
+    assert "mode = 'observe', mode of the settings is 'act'" in found()["lua_site"].seen
     site.write_text("return { operators = { 0, 7 } }\n")
     monkeypatch.setattr(machine_checks.os, "geteuid", lambda: 1234)
     assert "operators lacks user id 1234" in found()["lua_site"].seen

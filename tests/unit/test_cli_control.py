@@ -7,6 +7,7 @@ import math
 import os
 import pwd
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from service_world import ServiceWorld
 from slurm_synergy.cli import control
 from slurm_synergy.cli.tables import print_table
 from slurm_synergy.config import render_default_yaml
+from slurm_synergy.controller.tasks import TaskIdentity, TaskReport
 from slurm_synergy.core.catalogue import CATALOGUE
 from slurm_synergy.core.model import Plan, Reason, ReasonCode
 from slurm_synergy.core.pipeline import preprocess_rate
@@ -70,6 +72,34 @@ def test_status_for_people_and_for_scripts(
     assert content["jobs"]["running"] == 1
 
 
+def test_status_tells_why_cores_move_as_they_do(
+    world: ServiceWorld, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled(world)
+    assert "enforcement shared:" not in Ran(capsys, "status").out
+    world.view.enforced_because = lambda: "partition 'synergy' has OverSubscribe=FORCE"
+    line = "enforcement shared: partition 'synergy' has OverSubscribe=FORCE"
+    assert line in Ran(capsys, "status").out.splitlines()
+    content = json.loads(Ran(capsys, "status", "--json").out)
+    assert content["enforcement_reason"] == "partition 'synergy' has OverSubscribe=FORCE"
+
+
+def test_a_name_of_any_length_widens_no_table(
+    world: ServiceWorld, capsys: pytest.CaptureFixture[str]
+) -> None:
+    me, name = pwd.getpwuid(UID).pw_name, "x" * 899 + "\n"
+    long_one = world.status(2, user=me)
+    long_one = replace(long_one, job=replace(long_one.job, name=name))
+    plan = Plan(round=3, policy="srtf", mechanism="tune", placements=(), waiting={2: WAITS})
+    world.publish((world.status(1, user=me), long_one), plan)
+    shown = Ran(capsys, "jobs").out.splitlines()
+    assert max(map(len, shown)) < 160
+    assert shown[2].split()[2] == "x" * 31 + "…"
+    assert "x" * 31 + "…" in Ran(capsys, "top", "--once").out
+    content = json.loads(Ran(capsys, "jobs", "--json").out)
+    assert [job["name"] for job in content["jobs"]] == ["job-1", name]
+
+
 def test_jobs_tell_where_they_run_or_why_they_wait(
     world: ServiceWorld, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,6 +112,29 @@ def test_jobs_tell_where_they_run_or_why_they_wait(
     content = json.loads(Ran(capsys, "jobs", "--json").out)
     assert [job["phase"] for job in content["jobs"]] == ["running", "pending"]
     assert content["jobs"][1]["reason"]["code"] == "no_gpus"
+
+
+def test_the_share_of_waiting_for_data_is_shown_where_the_program_tells_it(
+    world: ServiceWorld, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled(world)
+
+    def stall() -> str:
+        header, running, waiting = Ran(capsys, "jobs").out.splitlines()
+        at = header.split().index("STALL")
+        assert waiting.split()[at] == "-"
+        return running.split()[at]
+
+    assert stall() == "-"
+    task = TaskIdentity(job_id=1, restart_count=0, rank=0, ranks=1, node="n1")
+    world.book.register(task)
+    world.book.renew(task, TaskReport(step=5))
+    assert stall() == "-"
+    world.book.renew(task, TaskReport(step=9, stepped_s=3.0, waited_s=1.0))
+    assert stall() == "25%"
+    (job, _) = json.loads(Ran(capsys, "jobs", "--json").out)["jobs"]
+    assert job["lease"]["progress"]["data_stall"] == 0.25
+    assert " 25% " in Ran(capsys, "top", "--once").out
 
 
 def test_names_neither_steer_the_terminal_nor_fake_rows(
@@ -178,8 +231,9 @@ def test_a_refusal_is_exit_status_1_and_says_why(
         monkeypatch.setenv("SYNERGY_ENDPOINT", world.server.endpoint)
         monkeypatch.setenv("SYNERGY_MUNGE_SOCKET", str(munge_socket))
         ran = Ran(capsys, "drain", "--json")
-        assert (ran.status, ran.out) == (1, "")
+        assert ran.status == 1
         assert "drain is for operators" in ran.err
+        assert ran.err == f"synergyctl: {json.loads(ran.out)['error']}\n"
     finally:
         world.close()
 

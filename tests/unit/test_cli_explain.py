@@ -174,7 +174,7 @@ def test_stalls_and_what_is_told_of_a_job(world: ServiceWorld) -> None:
     (job, _) = jobs
     lease = job["lease"]
     assert isinstance(lease, dict)
-    busy = {**lease, "progress": {**lease["progress"], "step_s": 0.3, "wait_s": 0.1}}
+    busy = {**lease, "progress": {**lease["progress"], "data_stall": 0.254}}
     busy["stop"] = {"text": "the policy prefers others"}
     screen = screen_of(
         {**status, "draining": True, "trouble": "no Slurm"}, [{**job, "lease": busy}]

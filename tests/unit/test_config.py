@@ -81,6 +81,13 @@ def test_settings_do_not_change() -> None:
         ("scheduling: {dry_run: 1}", ("scheduling.dry_run = 1", "true or false")),
         ("scheduling: {poll_s: 9, round_s: 5}", ("scheduling", "must not exceed round_s")),
         ("scheduling: 5", ("scheduling = 5", "must be a section of keys")),
+        ("scheduling: {sia: {power: 0}}", ("scheduling.sia.power = 0", "must not be 0")),
+        ("scheduling: {sia: {most_factor: 1}}", ("scheduling.sia.most_factor = 1", "less than 1")),
+        ("scheduling: {sia: {idle_cost: -1}}", ("scheduling.sia.idle_cost = -1",)),
+        ("scheduling: {sia: {gap: 0}}", ("scheduling.sia.gap = 0",)),
+        ("scheduling: {sia: {lambda: 1}}", ("scheduling.sia.lambda",)),
+        ("pool: {type_partitions: {a100: 'x y'}}", ("pool.type_partitions = 'x y'", "a name")),
+        ("pool: {type_partitions: [a100]}", ("pool.type_partitions",)),
         ("enforcement: borow", ("enforcement = 'borow'", "auto, shared, borrow or requeue;")),
         (
             "enforcement: often",

@@ -18,11 +18,14 @@ from slurm_synergy.slurm.enforcing import Chosen, choose_enforcement
 PLAIN, BOTH = ("task/affinity",), ("task/affinity", "task/cgroup")
 
 
-def chosen(choice: str, word: str, plugins: tuple[str, ...], cores: str | None) -> Chosen:
+def chosen(
+    choice: str, word: str, plugins: tuple[str, ...], cores: str | None, helpers: bool = False
+) -> Chosen:
     slurm = FakeSlurm(oversubscribe=(word, 8))
     raw = {} if cores is None else {"ConstrainCores": cores}
     config = replace(slurm.read_config(), task_plugins=plugins, raw=raw)
-    return choose_enforcement(EnforcementChoice(choice), slurm.read_partition("synergy"), config)
+    partition = slurm.read_partition("synergy")
+    return choose_enforcement(EnforcementChoice(choice), partition, config, node_helpers=helpers)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +53,23 @@ def test_the_first_that_works_here_is_taken_and_why_is_told(
     found = chosen(choice, word, plugins, cores)
     assert found.enforcement is expected
     assert why in found.why
+
+
+@pytest.mark.parametrize(
+    ("choice", "word", "expected"),
+    [
+        ("auto", "NO", Enforcement.BORROW),
+        ("borrow", "NO", Enforcement.BORROW),
+        ("auto", "FORCE", Enforcement.SHARED),
+        ("requeue", "NO", Enforcement.REQUEUE),
+    ],
+)
+def test_with_helpers_on_the_nodes_confined_jobs_can_borrow(
+    choice: str, word: str, expected: Enforcement
+) -> None:
+    found = chosen(choice, word, BOTH, "yes", helpers=True)
+    assert found.enforcement is expected
+    assert ("helpers on the nodes" in found.why) == (expected is Enforcement.BORROW)
 
 
 @pytest.mark.parametrize("cores", ["yes", None])

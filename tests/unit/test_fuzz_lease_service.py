@@ -46,7 +46,31 @@ tasks = st.builds(
     node=st.one_of(st.just("n1"), texts),
 )
 progresses = st.builds(
-    pb.Progress, step=u64, samples=u64, epoch=u64, step_s=doubles, wait_s=doubles, pinned_cpus=u64
+    pb.Progress,
+    step=u64,
+    samples=u64,
+    epoch=u64,
+    step_s=doubles,
+    wait_s=doubles,
+    pinned_cpus=u64,
+    stepped_s=doubles,
+    waited_s=doubles,
+)
+measured = st.builds(
+    pb.Measured,
+    probe=st.one_of(st.just(1), u64),
+    steps=u64,
+    samples_per_s=doubles,
+    waits_known=st.booleans(),
+    wait_share=doubles,
+    busy_samples_per_s=doubles,
+)
+profilings = st.builds(
+    pb.Profiling,
+    known_probe=u64,
+    measured=st.one_of(st.none(), measured),
+    own_mem_mib=u64,
+    program=texts,
 )
 renewals = st.builds(
     pb.RenewRequest,
@@ -58,6 +82,7 @@ renewals = st.builds(
     # Held calls have tests of their own.
     wait_s=st.sampled_from([0.0, -1.0, float("nan"), 0.01]),
     known_stop=st.builds(pb.StopStep, step=u64, committed=st.booleans()),
+    profiling=st.one_of(st.none(), profilings),
 )
 
 

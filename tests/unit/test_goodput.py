@@ -8,10 +8,13 @@ from hypothesis import strategies as st
 from slurm_synergy.core.goodput import (
     BatchLimits,
     GradientStatistics,
+    Learner,
     ThroughputModel,
     best_batch,
+    best_batches,
     fixed_batch,
     gain,
+    goodput_at,
 )
 from slurm_synergy.errors import ModelError
 
@@ -44,6 +47,9 @@ def test_throughput_is_that_of_the_worked_example(
 ) -> None:
     found = MODEL.throughput(nodes, replicas, local_batch, accumulation)
     assert float(found) == pytest.approx(expected, abs=5e-5)
+
+    quick = MODEL.rate(nodes, replicas, local_batch, accumulation)
+    assert quick == pytest.approx(float(found), rel=1e-12)
 
 
 def test_efficiency_is_that_of_the_worked_example() -> None:
@@ -146,3 +152,36 @@ def test_an_overlap_out_of_range_is_refused(overlap: float) -> None:
 def test_batch_limits_out_of_order_are_refused() -> None:
     with pytest.raises(ModelError, match="out of order"):
         BatchLimits(initial=256, largest=128, local_least=1, local_most=2)
+
+
+def test_many_jobs_at_once_get_what_each_gets_alone() -> None:
+    slower = ThroughputModel(compute_s=0.2, compute_s_per_sample=0.01, node_sync_s=0.3)
+    learners = [
+        Learner(model=MODEL, statistics=NOISE, limits=LIMITS),
+        Learner(model=slower, statistics=NOISE, limits=LIMITS),
+    ]
+    replicas = [1, 2, 4, 8] * 200  # more than are judged together
+    of = [0, 1, 1, 0] * 200
+    found = best_batches(learners, of, 1, replicas)
+    for at in range(4):
+        one = learners[of[at]]
+        alone = best_batch(one.model, one.statistics, one.limits, [1], [replicas[at]])
+        assert found.goodput[at::4] == pytest.approx([float(alone.goodput[0])] * 200)
+        assert found.local_batch[at] == alone.local_batch[0]
+
+
+def test_no_gpu_is_faster_than_its_input() -> None:
+    """With half the supply a batch may be smaller, and goodput is at most the supply."""
+    learner = Learner(model=MODEL, statistics=NOISE, limits=LIMITS)
+    free = best_batches([learner], [0], 1, 4)
+    fed = best_batches([learner], [0], 1, 4, most_rate=[float(free.goodput[0]) / 2])
+    assert float(fed.goodput[0]) <= float(free.goodput[0]) / 2
+    assert fed.local_batch[0] <= free.local_batch[0]
+
+
+def test_the_goodput_of_a_given_batch_is_that_of_the_best_where_it_is_the_best() -> None:
+    learner = Learner(model=MODEL, statistics=NOISE, limits=LIMITS)
+    best = best_batches([learner], [0, 0], [1, 2], [4, 16])
+    again = goodput_at([learner] * 2, [1, 2], [4, 16], best.local_batch, best.accumulation)
+    assert again == pytest.approx(best.goodput)
+    assert (goodput_at([learner] * 2, [1, 2], [4, 16], [200, 200], [0, 0]) < best.goodput).all()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from slurm_synergy.core.hints import (
     HINT_EXAMPLES,
+    MAX_HINT_BYTES,
     Hints,
     format_hints,
     parse_hints,
@@ -86,6 +87,7 @@ def test_sizes_are_binary_and_rounded_up_to_mib(size: str, mib: int) -> None:
         ("batch=1000000000", ["batch=1000000000"]),
         ("epochs=1,epochs=2", ["twice"]),
         ("min_gpus=8,max_gpus=2", ["min_gpus=8", "max_gpus=2"]),
+        ("scale_unit=8,max_gpus=4", ["scale_unit=8", "max_gpus=4", "steps of scale_unit"]),
     ],
 )
 def test_a_bad_hint_is_refused_with_its_name_and_what_is_right(
@@ -95,6 +97,19 @@ def test_a_bad_hint_is_refused_with_its_name_and_what_is_right(
         parse_hints(f"note synergy:{token}")
     for word in words:
         assert word in str(caught.value)
+
+
+def test_a_list_longer_than_the_limit_is_refused_however_it_is_filled() -> None:
+    room = MAX_HINT_BYTES - len("synergy:ckpt_dir=/")
+    assert parse_hints(f"synergy:ckpt_dir=/{'x' * room}").ckpt_dir == "/" + "x" * room
+    assert parse_hints(f"{'x' * 5000} synergy:ckpt_dir=/x").ckpt_dir == "/x", "the user's own words"
+    umlauts = "ä" * (room // 2 + 1)
+    for token in (f"ckpt_dir=/{'x' * (room + 1)}", f"ckpt_dir=/{umlauts}", "," * 100_000):
+        with pytest.raises(HintError, match=r"bytes long, and at most 1024 are taken; shorten"):
+            parse_hints(f"synergy:{token}")
+    with pytest.raises(HintError, match="at most 1024") as caught:
+        parse_hints(f"SYNERGY:{'x' * 5000}")
+    assert len(str(caught.value)) < 200
 
 
 def test_two_lists_of_hints_are_refused() -> None:
@@ -132,7 +147,7 @@ _hints = st.builds(
     min_gpus=st.none() | st.integers(1, 8),
     max_gpus=st.none() | st.integers(8, 64),
     gpu_types=st.none() | st.lists(_names, min_size=1, max_size=3, unique=True).map(tuple),
-    scale_unit=_counts,
+    scale_unit=st.none() | st.integers(1, 8),
     ckpt_dir=st.none() | st.from_regex(r"\A/[a-z/._-]{1,20}\Z"),
     grace_s=_counts,
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_synergy.core.hints import HINT_EXAMPLES, Hints, parse_hints
+from slurm_synergy.core.hints import HINT_EXAMPLES, MAX_HINT_BYTES, Hints, parse_hints
 from slurm_synergy.devcluster.conf import lua_value
 from slurm_synergy.errors import HintError
 
@@ -110,7 +110,7 @@ print("RC " .. rc)
 for _, line in ipairs(out) do print((string.gsub(line, "\\n", " "))) end
 for _, key in ipairs({ "priority", "requeue", "min_nodes", "max_nodes", "admin_comment",
   "tres_per_node", "tres_per_job", "tres_per_task", "cpus_per_tres", "mem_per_tres", "num_tasks",
-  "pn_min_memory" }) do
+  "pn_min_memory", "ntasks_per_node" }) do
   if job[key] ~= nil then print("SET " .. key .. "=" .. tostring(job[key])) end
 end
 for key, value in pairs(job.environment or {}) do print("ENV " .. key .. "=" .. value) end
@@ -479,7 +479,8 @@ def test_one_task_per_node_and_one_per_gpu_are_accepted(lua: Lua) -> None:
         "min_mem=900",
         "samples=1281167,epochs=90,batch=256",
         "samples=153740040000,epochs=999999999999999",
-        "elastic=full,min_gpus=1,max_gpus=1,scale_unit=2",
+        "elastic=full,min_gpus=1,max_gpus=2,scale_unit=2",
+        "elastic=rigid,min_gpus=1,max_gpus=2",
         "gpu_types=v100+a100,ckpt_dir=/scratch/me,grace_s=30",
     ],
 )
@@ -507,6 +508,7 @@ def test_well_formed_hints_are_accepted_beside_the_users_own_comment(lua: Lua, h
         ("max_gpus=-4", "write max_gpus=16"),
         ("max_gpus=4,max_gpus=5", "given twice"),
         ("min_gpus=4,max_gpus=2", "contradict"),
+        ("max_gpus=2,scale_unit=4", "the job grows in steps of scale_unit"),
         ("batch=4096-128", "batch=128-4096"),
         ("min_mem=20GB", "write min_mem=20G"),
         ("min_mem=0", "write min_mem=20G"),
@@ -528,6 +530,19 @@ def test_bad_hints_are_refused_with_an_example(lua: Lua, hints: str, what: str) 
     if hints not in ("gpu_types=h100", "gpu_types=a100"):
         with pytest.raises(HintError):
             parse_hints(f"synergy:{hints}")
+
+
+def test_lists_up_to_the_same_length_are_taken_as_in_python(lua: Lua) -> None:
+    for name in ("x", "ä"):
+        room = MAX_HINT_BYTES - len("synergy:ckpt_dir=/")
+        fits = name * (room // len(name.encode()))
+        assert lua.submit(comment=f"mine synergy:ckpt_dir=/{fits}").accepted
+        assert parse_hints(f"synergy:ckpt_dir=/{fits}").ckpt_dir == f"/{fits}"
+        for prefix in ("synergy", "Synergy"):
+            comment = f"{prefix}:ckpt_dir=/{fits}{name}"
+            with pytest.raises(HintError) as caught:
+                parse_hints(comment)
+            assert str(caught.value) in lua.submit(comment=comment).user
 
 
 def test_the_prefix_in_another_case_is_refused_with_the_right_spelling(lua: Lua) -> None:
@@ -736,3 +751,58 @@ def test_jobs_of_others_cost_microseconds(lua: Lua, capsys: pytest.CaptureFixtur
     with capsys.disabled():
         print(f"\n{lua.interpreter}: {per_call_us:.2f} µs per unmanaged submission")
     assert per_call_us < 50
+
+
+# elastic jobs --------------------------------------------------------------------------------
+
+
+def test_the_tasks_of_an_elastic_job_are_no_fixed_number_per_node(lua: Lua) -> None:
+    answer = lua.submit(
+        comment="synergy:elastic=scale,max_gpus=8",
+        tres_per_node="gres:gpu:2",
+        ntasks_per_node=2,
+    )
+    assert answer.accepted, answer.user
+    assert (answer.fields["num_tasks"], answer.fields["ntasks_per_node"]) == ("2", str(NO_VAL16))
+    assert (answer.mark["elastic"], answer.mark["tpn"]) == ("yes", "2")
+    assert answer.env["SYNERGY_ELASTIC"] == "1"
+
+
+def test_a_rigid_job_keeps_its_tasks_and_is_not_marked_as_elastic(lua: Lua) -> None:
+    for hints in ("elastic=rigid", "max_gpus=8"):
+        answer = lua.submit(
+            comment=f"synergy:{hints}", tres_per_node="gres:gpu:2", ntasks_per_node=2
+        )
+        assert answer.accepted, answer.user
+        assert answer.fields["ntasks_per_node"] == "2"
+        assert "elastic" not in answer.mark
+        assert "SYNERGY_ELASTIC" not in answer.env
+
+
+@pytest.mark.parametrize(
+    ("hints", "given", "what"),
+    [
+        ("elastic=full", {"script": "#!/bin/bash\nsrun python x\n"}, "needs a script that starts"),
+        ("elastic=scale,scale_unit=4", {}, "in steps of scale_unit=4 can never run"),
+        ("elastic=scale,scale_unit=4,max_gpus=6,min_gpus=5", {}, "scale_unit=4 can never run"),
+        ("elastic=scale,max_gpus=1", {"tres_per_node": "gres:gpu:4"}, ""),
+    ],
+)
+def test_an_elastic_job_that_could_never_run_is_refused(
+    lua: Lua, hints: str, given: dict[str, object], what: str
+) -> None:
+    answer = lua.submit(comment=f"synergy:{hints}", **{"tres_per_node": "gres:gpu:2", **given})
+    assert answer.accepted is not bool(what)
+    assert what in answer.user
+
+
+def test_a_job_cannot_be_made_elastic_later_but_stays_as_elastic_as_it_is(lua: Lua) -> None:
+    for before, after, accepted in (
+        ("max_gpus=2", "elastic=full,max_gpus=2", False),
+        ("elastic=scale", "elastic=full", True),
+        ("elastic=scale", "max_gpus=2", True),
+    ):
+        record = {"comment": f"synergy:{before}"}
+        answer = lua.modify(record=record, comment=f"synergy:{after}")
+        assert answer.accepted is accepted, (before, after, answer.user)
+        assert accepted or "cannot be made elastic after submission" in answer.user

@@ -21,6 +21,7 @@ from slurm_synergy.cluster import StopState
 from slurm_synergy.config import LeaseSettings
 from slurm_synergy.controller.auth import control_payload, encode_credential, new_nonce
 from slurm_synergy.controller.lease_service import advertised_endpoint
+from slurm_synergy.controller.probes import Probe
 from slurm_synergy.core.model import Plan, Reason, ReasonCode
 from slurm_synergy.errors import LeaseError
 from slurm_synergy.proto import lease_pb2 as pb
@@ -233,6 +234,37 @@ def test_a_call_is_never_held_so_long_that_the_lease_runs_out(
         assert again.lease.expires_in_s == 1.5
     finally:
         world.close()
+
+
+def test_a_probe_reaches_launchers_that_can_measure_and_is_answered(world: ServiceWorld) -> None:
+    world.grant(1, 6, uid=UID)
+    task = world.task(1)
+    reply = world.register(task)
+    able = renewal(reply, task, wait_s=10)
+    able.progress.step = 1
+    able.profiling.program = "run-1"
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        waiting = pool.submit(world.stub.Renew, able, timeout=20)
+        wanted = Probe(number=7, warmup_steps=9, steps=50, longest_s=60.0)
+        while world.book.measurable_jobs() != (1,):
+            assert not waiting.done()
+        assert world.book.probe(1, wanted, 20) is not None
+        told = waiting.result(10)
+    assert told.probe == pb.Probe(number=7, warmup_steps=9, steps=50, longest_s=60.0)
+    assert (told.lease.generation, len(told.lease.cores)) == (1, 20)
+    # It is no news to who knows it; who cannot measure is not told, and not kept busy.
+    able.profiling.known_probe = 7
+    able.wait_s = 0.1
+    assert world.stub.Renew(able, timeout=10).probe.number == 7
+    able.profiling.measured.CopyFrom(
+        pb.Measured(probe=7, steps=50, samples_per_s=100.0, waits_known=True, wait_share=0.5)
+    )
+    world.stub.Renew(able, timeout=10)
+    (answer,) = world.book.answers(1)
+    assert (answer.samples_per_s, answer.wait_share, answer.busy_samples_per_s) == (100, 0.5, None)
+    world.book.end_probe(1)
+    back = world.stub.Renew(renewal(reply, task), timeout=10)
+    assert (back.probe.number, len(back.lease.cores)) == (0, 6)
 
 
 def test_two_ranks_stop_at_one_step_over_the_wire(world: ServiceWorld) -> None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from manual_clock import ManualClock
 
 from slurm_synergy.cluster import StopState
 from slurm_synergy.controller.agreement import StopAgreement
 from slurm_synergy.controller.leases import Gone, LeaseBook, NotYetKnown, Over, UnknownToken
-from slurm_synergy.controller.ledger import Ledger
+from slurm_synergy.controller.ledger import Ledger, StoredLease
 from slurm_synergy.controller.tasks import JobTasks, TaskIdentity, TaskReport
 from slurm_synergy.core.model import Job, JobStatus, Lease, Node, Placement, Reason, ReasonCode
 from slurm_synergy.core.resources import Resources
-from slurm_synergy.errors import LeaseError, LedgerError
+from slurm_synergy.errors import LeaseError, LedgerError, LedgerUnavailable
 
 MOVED = Reason(code=ReasonCode.MOVED, text="elsewhere")
 FULL = Resources(gpus=8, cpus=24, mem_mib=800_000)
@@ -509,3 +514,147 @@ def test_the_snapshot_is_json_and_complete(world: World) -> None:
         "within_s": 30.0,
     }
     assert shown["progress"]["registered"] == 1
+
+
+def test_all_resizes_of_a_round_are_one_write_that_is_durable_before_anybody_is_told(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for job_id, node in ((1, "n1"), (2, "n1"), (3, "n2")):
+        grant(world.book, job_id, 12, gpus=4, nodes=(node,))
+    writes: list[list[int]] = []
+    save = world.ledger.save_leases
+
+    def saving(stored: Iterable[StoredLease]) -> None:
+        items = list(stored)
+        assert world.news == []
+        save(items)
+        writes.append([one.lease.job_id for one in items])
+
+    monkeypatch.setattr(world.ledger, "save_leases", saving)
+    world.news.clear()
+    moved = [
+        placement(1, 4, gpus=4),
+        placement(2, 20, gpus=4),
+        placement(3, 20, gpus=4, nodes=("n2",)),
+    ]
+    assert world.book.resize_all(moved) == {}
+    assert [sorted(one) for one in writes] == [[1, 2, 3]]
+    assert sorted(world.news) == [1, 2, 3]
+    leases = {job_id: world.book.lease(job_id) for job_id in (1, 2, 3)}
+    assert {job_id: lease and lease.generation for job_id, lease in leases.items()} == {
+        **dict.fromkeys((1, 2, 3), 2)
+    }
+    book = world.restart()
+    assert {job_id: book.lease(job_id) for job_id in (1, 2, 3)} == leases
+
+
+def test_after_a_restart_a_lease_stands_as_long_as_its_tasks_may_have_been_told(
+    world: World,
+) -> None:
+    grant(world.book, 1, 12)
+    world.book.register(task())
+    for _ in range(10):  # renewed, which is not written
+        world.clock.advance(30.0)
+        world.book.view(task())
+    book = world.restart()
+    (view,) = book.on_node("n1")
+    assert view.expires_in_s == 60.0, "else the helper of the node would end it"
+
+
+def test_who_is_refused_a_resize_does_not_keep_others_from_theirs(world: World) -> None:
+    grant(world.book, 1, 12, gpus=4)
+    grant(world.book, 2, 12, gpus=4)
+    refused = world.book.resize_all(
+        [placement(1, 8, gpus=4), placement(2, 6, gpus=2), placement(3, 6), placement(1, 9, gpus=4)]
+    )
+    assert {job_id: str(err).partition(":")[0] for job_id, err in refused.items()} == {
+        2: "job 2",
+        3: "job 3 holds no lease",
+    }
+    first, second = world.book.lease(1), world.book.lease(2)
+    assert first is not None and second is not None
+    assert (first.generation, len(first.cores["n1"])) == (2, 9)
+    assert (second.generation, len(second.cores["n1"])) == (1, 12)
+
+
+def test_resizes_that_cannot_be_written_change_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = [grant(world.book, job_id, 12, gpus=4) for job_id in (1, 2)]
+    world.news.clear()
+
+    def full(stored: object) -> None:
+        raise LedgerUnavailable("no space")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.ledger, "save_leases", full)
+        with pytest.raises(LedgerUnavailable):
+            world.book.resize_all([placement(1, 4, gpus=4), placement(2, 20, gpus=4)])
+    assert [world.book.lease(job_id) for job_id in (1, 2)] == before
+    assert world.news == []
+    assert world.book.resize_all([placement(1, 4, gpus=4), placement(2, 20, gpus=4)]) == {}
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_together_jobs_get_what_they_get_one_by_one(data: st.DataObject) -> None:
+    clock = ManualClock()
+    with contextlib.ExitStack() as stack:
+        # Hypothesis may give an example up in the middle.
+        places = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(2)]
+        worlds = [World(place, clock) for place in places]
+        for world in worlds:
+            stack.callback(world.ledger.close)
+        jobs = {1: ("n1",), 2: ("n1",), 3: ("n1", "n2"), 4: ("n2",)}
+        for world in worlds:
+            for job_id, nodes in jobs.items():
+                grant(world.book, job_id, 6, nodes=nodes)
+        for _ in range(data.draw(st.integers(1, 3))):
+            left, placements = {"n1": 24, "n2": 24}, []
+            for job_id in data.draw(st.permutations(list(jobs))):
+                most = min(left[node] for node in jobs[job_id]) - 1
+                cpus = data.draw(st.integers(1, max(1, min(most, 12))))
+                placements.append(placement(job_id, cpus, nodes=jobs[job_id]))
+                for node in jobs[job_id]:
+                    left[node] -= cpus
+            # As a round does: first who gives cores up.
+            placements.sort(key=lambda one: one.shares[0][1].cpus)
+            assert worlds[0].book.resize_all(placements) == {}
+            for one_by_one in placements:
+                worlds[1].book.resize(job_id=one_by_one.job_id, placement=one_by_one)
+            for job_id, nodes in jobs.items():
+                together, alone = (world.book.lease(job_id) for world in worlds)
+                assert together is not None and alone is not None
+                assert together.placement == alone.placement
+                assert together.floor == alone.floor
+                for node in nodes:
+                    assert len(together.cores[node]) == len(alone.cores[node])
+            for node in ("n1", "n2"):
+                leases = [worlds[0].book.lease(job_id) for job_id in jobs if node in jobs[job_id]]
+                cores = [core for lease in leases if lease for core in lease.cores[node]]
+                assert len(cores) == len(set(cores))
+
+
+def test_who_must_not_wait_is_told_that_the_book_is_in_use(world: World) -> None:
+    grant(world.book, 1, 10)
+    token, view = world.book.register(task())
+    asked = (world.book.identity, token, 1, 0, 0)
+    assert world.book.unless_busy(*asked) == task()
+    assert world.book.unless_busy(world.book.view, task()) == view
+    with pytest.raises(UnknownToken):
+        world.book.unless_busy(world.book.identity, "other", 1, 0, 0)
+    found: list[object] = []
+    # Somebody writes, and another thread looks meanwhile.
+    save = world.ledger.save_leases
+
+    def saving(stored: Iterable[StoredLease]) -> None:
+        looking = threading.Thread(target=lambda: found.append(world.book.unless_busy(*asked)))
+        looking.start()
+        looking.join(60)
+        save(stored)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(world.ledger, "save_leases", saving)
+        world.book.resize(job_id=1, placement=placement(1, 8))
+    assert found == [None]
+    assert world.book.unless_busy(*asked) == task()

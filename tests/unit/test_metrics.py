@@ -32,6 +32,7 @@ from slurm_synergy.controller.figures import Figures
 from slurm_synergy.controller.leases import LeaseBook
 from slurm_synergy.controller.ledger import Ledger
 from slurm_synergy.controller.metrics import ControllerCollector, registry
+from slurm_synergy.controller.tasks import TaskIdentity, TaskReport
 from slurm_synergy.controller.wiring import open_metrics
 from slurm_synergy.core.model import JobStatus, Plan, Reason, ReasonCode, Snapshot
 from slurm_synergy.errors import ConfigError, LedgerError
@@ -185,6 +186,20 @@ def test_a_lease_below_its_floor_is_counted_and_named(world: World) -> None:
     assert found["synergy_floor_jobs{state=kept}"] == 1
     assert found["synergy_floor_worst_ratio"] == pytest.approx(1 / 3)
     assert found["synergy_job_floor_ratio{job_id=1}"] == pytest.approx(1 / 3)
+
+
+def test_data_stalls_are_shown_of_the_jobs_that_tell_them(world: World) -> None:
+    world.play()
+    for job_id, waited_s in ((1, 1.0), (3, 3.0)):
+        task = TaskIdentity(job_id=job_id, restart_count=0, rank=0, ranks=1, node="v100-1")
+        world.book.register(task)
+        world.book.renew(task, TaskReport(step=1))
+        world.book.renew(task, TaskReport(step=9, stepped_s=4.0 - waited_s, waited_s=waited_s))
+    found = world.values(job_labels=1)
+    assert found["synergy_data_stall_known_jobs"] == 2
+    assert found["synergy_data_stall_gpus"] == pytest.approx(1.0)
+    stalls = {key: value for key, value in found.items() if key.startswith("synergy_job_data")}
+    assert stalls == {"synergy_job_data_stall_ratio{job_id=3}": 0.75}
 
 
 def test_single_jobs_are_shown_up_to_a_number_the_worst_first(tmp_path: Path) -> None:

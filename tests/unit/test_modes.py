@@ -7,6 +7,7 @@ import logging
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from manual_clock import ManualClock
 
-from slurm_synergy.cluster import Action, Hold, Renew, Resize, Start, Stop
+from slurm_synergy.cluster import Action, Hold, Renew, Resize, Start, Stop, Together
 from slurm_synergy.config import Mode, Settings, parse_settings
 from slurm_synergy.controller.figures import Figures
 from slurm_synergy.controller.leases import LeaseBook
@@ -25,7 +26,7 @@ from slurm_synergy.controller.loop import Loop, Parts
 from slurm_synergy.controller.mode_parts import InMode, ModeWiring
 from slurm_synergy.controller.modes import Changeover
 from slurm_synergy.controller.status import StatusView
-from slurm_synergy.core.model import Reason, ReasonCode
+from slurm_synergy.core.model import Job, JobStatus, Reason, ReasonCode
 from slurm_synergy.errors import ClusterError, SlurmCommandError
 from slurm_synergy.mechanisms import MECHANISMS
 from slurm_synergy.policies import POLICIES
@@ -57,9 +58,9 @@ class World:
         assert self.reading is not None
         return next((one.node(name) for one in self.reading.reading if one.node(name)), None)
 
-    def set_mode(self, mode: str) -> None:
+    def set_mode(self, mode: str, **more: object) -> None:
         settings = Settings.model_validate(
-            {"mode": mode, "scheduling": {"start_deadline_s": 10.0, "debounce_s": 0}}
+            {"mode": mode, "scheduling": {"start_deadline_s": 10.0, "debounce_s": 0}} | more
         )
         self.reading = made = self.wiring.in_mode(settings)
         parts = Parts(
@@ -288,6 +289,24 @@ def test_giving_back_that_fails_is_tried_again_and_nothing_is_done_meanwhile(wor
     assert world.slurm.jobs[job_id].held is HeldBy.NONE
 
 
+@pytest.mark.parametrize("mode", ["act", "advise"])
+def test_a_mode_is_left_although_the_pool_has_no_node_any_more(world: World, mode: str) -> None:
+    world.set_mode(mode)
+    running, waiting = world.slurm.submit(gpus=8), world.slurm.submit(gpus=8, nodes=2)
+    world.turn(3)
+    assert world.slurm.jobs[running].running is (mode == "act")
+    world.set_mode("observe", pool={"nodes": "elsewhere-1"})
+    world.turn(3)
+    assert world.ledger.mode() == "observe"
+    assert "synergy-advice" not in world.slurm.jobs[waiting].admin_comment
+    if mode == "act":
+        assert [world.slurm.jobs[one].held for one in (running, waiting)] == [HeldBy.NONE] * 2
+        assert world.slurm.reservations == {}
+        assert world.book.job_ids() == ()
+    assert world.loop is not None and world.loop.error is not None
+    assert "no GPU node of partition 'synergy' among elsewhere-1" in world.loop.error
+
+
 def test_a_ledger_of_a_release_without_modes_has_acted(world: World) -> None:
     world.set_mode("act")
     job_id = world.slurm.submit()
@@ -369,3 +388,43 @@ def test_every_mode_and_no_other_can_be_set(world: World) -> None:
         world.set_mode(mode.value)
         assert world.reading is not None
         assert world.reading.shown == ("" if mode is Mode.ACT else mode.value)
+
+
+def test_resizes_go_together_once_the_old_mode_is_left(world: World) -> None:
+    world.set_mode("advise")
+    job_id = world.slurm.submit()
+    world.turn()
+    world.set_mode("act")
+    changing = world.reading and world.reading.cluster
+    assert isinstance(changing, Changeover) and isinstance(changing, Together)
+    resize = Resize(job_id=job_id, placement=placement(job_id, v100_1=res(4, 6, 1000)))
+    world.turn(3)
+    assert changing.left
+    lease = world.book.lease(job_id)
+    assert lease is not None
+    share = replace(lease.placement.shares[0][1], cpus=5)
+    wanted = replace(lease.placement, shares=((lease.placement.nodes[0], share),))
+    (outcome,) = changing.resize_all((replace(resize, placement=wanted),), {})
+    assert outcome.done
+    assert world.book.lease(job_id).placement == wanted  # type: ignore[union-attr]
+
+
+def test_while_a_mode_is_left_and_where_nothing_is_done_no_resize_is(world: World) -> None:
+    world.set_mode("act")
+    job_id = world.slurm.submit()
+    world.turn(3)
+    lease = world.book.lease(job_id)
+    assert lease is not None
+    world.book.stop(job_id=job_id, reason=REASON, grace_s=60.0)
+    world.set_mode("observe")
+    changing = world.reading and world.reading.cluster
+    assert isinstance(changing, Changeover)
+    status = JobStatus(job=Job(job_id=job_id, user="ann", submitted_s=0.0, gpus=4))
+    for left in (False, True):
+        assert changing.left is left
+        resize = Resize(job_id=job_id, placement=lease.placement)
+        (outcome,) = changing.resize_all((resize,), {job_id: status})
+        assert outcome.reason is not None
+        assert (outcome.done, outcome.reason.code) == (False, ReasonCode.ONLY_SHOWN)
+        world.clock.advance(61.0)
+        world.turn(8)

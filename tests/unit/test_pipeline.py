@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from builders import GIB, job, node, pending, profile, res
@@ -98,6 +99,27 @@ def test_demand_never_falls_below_the_rate_at_the_proportional_share() -> None:
     status = pending(job(gpus=4), profile(per_core=100, gpu_rate=300))
     assert THETA * 1200 < 1170
     assert demand(status, node(), 4).cpus == 12
+
+
+def test_an_uncertain_profile_never_takes_cores_below_the_proportional_share() -> None:
+    one = node(cpus=24)
+    sure = pending(job(1), profile(per_core=1000.0, gpu_rate=1000.0))
+    assert demand(sure, one, 1).cpus == 1
+    unsure = replace(sure, profile=replace(sure.profile, confident=False))
+    assert demand(unsure, one, 1).cpus == 3
+    # It may still ask for more.
+    hungry = pending(job(1), replace(profile(per_core=100.0, gpu_rate=1000.0), confident=False))
+    assert demand(hungry, one, 1).cpus == 10
+
+
+def test_what_few_gpus_have_shown_of_a_loader_does_not_hold_for_more_of_them() -> None:
+    shown = replace(profile(per_core=100.0, gpu_rate=300.0), measured_gpus=2)
+    assert fit_to_job(shown, job(1, 2)) == shown
+    assert fit_to_job(shown, job(1, 1)) == shown
+    assert fit_to_job(shown, job(1, 4)).pipeline is None
+    assert fit_to_job(shown, job(1, 4, nodes=2)) == shown
+    status = pending(job(1, 4), fit_to_job(shown, job(1, 4)))
+    assert demand(status, node(cpus=24), 4).cpus == 12
 
 
 def test_memory_demand_is_what_the_cache_needs_in_whole_gib() -> None:

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
 import pytest
 from builders import (
     CATALOGUE,
     GIB,
     Harness,
+    MemoryCluster,
     job,
     node,
     placement,
@@ -38,9 +42,10 @@ from slurm_synergy.core.model import (
     ReasonCode,
     Snapshot,
 )
+from slurm_synergy.core.pipeline import fit_to_job
 from slurm_synergy.errors import ClusterError, PlanError
 from slurm_synergy.mechanisms import MECHANISMS
-from slurm_synergy.round import build_snapshot, plan_round
+from slurm_synergy.round import Known, build_snapshot, plan_round, run_round
 
 PAIR = [node("v100-1"), node("v100-2")]
 STOPPED = Reason(code=ReasonCode.PREEMPTED, text="")
@@ -80,6 +85,14 @@ def test_a_job_where_we_put_it_keeps_its_lease() -> None:
     assert status.phase is JobPhase.RUNNING
     assert status.lease == LEASE
     assert status.done_samples == 3.0
+
+
+def test_a_job_that_names_no_profile_has_the_one_that_is_remembered_for_it() -> None:
+    record = Record(job_id=1, profile_key="resnet18-imagenet")
+    assert build(seen(JobPhase.PENDING)).profile.key == ""
+    assert build(seen(JobPhase.PENDING), record).profile.key == "resnet18-imagenet"
+    named = seen(JobPhase.PENDING, profile_key="alexnet-imagenet")
+    assert build(named, record).profile.key == "alexnet-imagenet"
 
 
 def test_a_running_job_without_a_record_is_taken_at_its_proportional_cores() -> None:
@@ -357,3 +370,94 @@ def test_the_order_in_which_the_cluster_lists_things_does_not_matter() -> None:
         )
 
     assert shot(1) == shot(-1)
+
+
+class _Together(MemoryCluster):
+    """A cluster that resizes together, and notes what it is asked to do."""
+
+    def __init__(self, harness: Harness) -> None:
+        super().__init__(nodes=harness.cluster.nodes, enforcement=harness.cluster.enforcement)
+        self.asked: list[tuple[str, tuple[int, ...]]] = []
+        self.broken = False
+
+    def apply(self, action: Action, status: JobStatus) -> Outcome:
+        if not isinstance(action, Renew):
+            self.asked.append((type(action).__name__, (action.job_id,)))
+        return super().apply(action, status)
+
+    def resize_all(
+        self, resizes: Sequence[Resize], statuses: Mapping[int, JobStatus]
+    ) -> tuple[Outcome, ...]:
+        self.asked.append(("resize_all", tuple(one.job_id for one in resizes)))
+        if self.broken:
+            raise ClusterError("nothing was written")
+        return tuple(super(_Together, self).apply(one, statuses[one.job_id]) for one in resizes)
+
+
+@pytest.fixture
+def crowd() -> tuple[Harness, _Together]:
+    """Two hungry jobs with more than their share, on a node each, and a modest one coming."""
+    harness = Harness(PAIR, mechanism="tune")
+    together = harness.cluster = _Together(harness)
+    for number in (1, 2):
+        harness.submit(job(number, 4), belief=profile(50.0))
+    harness.round()
+    for number in (3, 4):
+        harness.submit(job(number, 4), belief=profile(50.0))
+    together.asked.clear()
+    return harness, together
+
+
+def test_resizes_that_follow_each_other_are_one_step_of_the_cluster(
+    crowd: tuple[Harness, _Together],
+) -> None:
+    harness, together = crowd
+    result = harness.round()
+    kinds = [type(action) for action in result.actions]
+    assert kinds[:4] == [Resize, Resize, Start, Start]
+    assert together.asked == [("resize_all", (1, 2)), ("Start", (3,)), ("Start", (4,))]
+    assert [outcome.action for outcome in result.outcomes] == list(result.actions)
+    assert all(outcome.done for outcome in result.outcomes)
+
+
+def test_resizes_that_fail_together_fail_each_and_stop_nothing_else(
+    crowd: tuple[Harness, _Together],
+) -> None:
+    harness, together = crowd
+    together.broken = True
+    outcomes = run_round(
+        together, harness.records, harness.clock, harness.policy, harness.mechanism, 300.0
+    ).outcomes
+    failed = [outcome for outcome in outcomes if not outcome.done]
+    assert [outcome.action.job_id for outcome in failed] == [1, 2]
+    assert {outcome.reason and outcome.reason.code for outcome in failed} == {
+        ReasonCode.ACTION_FAILED
+    }
+    assert ("Start", (3,)) in together.asked
+
+
+def test_what_is_known_of_a_waiting_job_holds_as_long_as_all_that_it_was_made_of() -> None:
+    waits, known = seen(JobPhase.PENDING, job(1, 4), profile_key="a"), Known()
+    beliefs = {"a": profile(50.0)}
+    record = Record(job_id=1)
+
+    def status(one: ObservedJob = waits, record: Record | None = record) -> JobStatus:
+        shot = build_snapshot(
+            Observation(nodes=tuple(PAIR), jobs=(one,), free={}),
+            {} if record is None else {1: record},
+            round_number=1,
+            now_s=5.0,
+            round_s=300.0,
+            profile_of=beliefs.get,
+            known=known,
+        )
+        return shot.jobs[0]
+
+    first = status()
+    assert status() is first
+    assert status(replace(waits, held_by_us=True)).held_by_us
+    assert status(record=Record(job_id=1, done_samples=5.0)).done_samples == 5.0
+    assert status(record=None).done_samples == 0.0
+    beliefs["a"] = profile(90.0)
+    assert status().profile == fit_to_job(beliefs["a"], waits.job)
+    assert status() is status()

@@ -19,9 +19,11 @@ from slurm_synergy.controller import call_guard
 from slurm_synergy.controller.auth import new_nonce, register_payload
 from slurm_synergy.controller.control_service import CONTROL_CALLS
 from slurm_synergy.controller.lease_service import LEASE_CALLS
+from slurm_synergy.controller.node_service import NODE_CALLS
 from slurm_synergy.controller.throttle import Buckets, Busy, Turns
 from slurm_synergy.proto import lease_pb2 as pb
 from slurm_synergy.proto import lease_pb2_grpc as pb_grpc
+from slurm_synergy.proto import node_pb2
 
 UID = os.getuid()
 NOBODY = 65534
@@ -251,8 +253,12 @@ def test_at_most_so_many_wait() -> None:
 
 
 def test_every_method_of_the_contract_is_served_and_none_besides() -> None:
-    for name, served in (("LeaseService", LEASE_CALLS), ("ControlService", CONTROL_CALLS)):
-        methods = pb.DESCRIPTOR.services_by_name[name].methods
+    for file, name, served in (
+        (pb.DESCRIPTOR, "LeaseService", LEASE_CALLS),
+        (pb.DESCRIPTOR, "ControlService", CONTROL_CALLS),
+        (node_pb2.DESCRIPTOR, "NodeService", NODE_CALLS),
+    ):
+        methods = file.services_by_name[name].methods
         assert {one.name: one.input_type.name for one in methods} == {
             method: request.DESCRIPTOR.name for method, request in served.items()
         }

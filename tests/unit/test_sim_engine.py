@@ -65,6 +65,53 @@ def completions(result: StudyResult) -> list[float]:
     return [one.completed_s for one in result.jobs]
 
 
+def test_jobs_that_are_started_together_start_as_one_by_one() -> None:
+    def place(job_id: int, *names: str, gpus: int = 2) -> Start:
+        share = Resources(gpus=gpus, cpus=3 * gpus, mem_mib=1024)
+        shares = tuple((name, share) for name in names)
+        return Start(
+            job_id=job_id, placement=Placement(job_id=job_id, gpu_type="v100", shares=shares)
+        )
+
+    nodes = pool(count=2, gpus=4)
+    jobs = make_workload(Trace(jobs=tuple(row(number, 0.0, 1.0) for number in range(1, 6))), nodes)
+    n1, n2 = (node.name for node in nodes)
+    again, wide, moved = place(1, n1), place(2, n1, n2, gpus=1), place(3, n2)
+    many, few = place(4, n1, gpus=4), place(5, n2, gpus=1)
+    worlds = []
+    for together in (True, False):
+        world = World(nodes=nodes, costs=Costs(restart_s=30.0))
+        cluster = SimulatedCluster(world)
+        for one in jobs:
+            world.arrive(one)
+        for starts in ([again, wide, place(3, n1, gpus=1)], [again, wide, moved, many, few]):
+            world.advance(world.now_s + 100.0)
+            if together:
+                outcomes = cluster.start_all(starts, {})
+                expected = [action is not many for action in starts]
+                assert [one.action for one in outcomes] == starts
+                assert [one.done for one in outcomes] == expected
+            else:
+                for action in starts:
+                    if action is many:
+                        with pytest.raises(ClusterError, match="not free"):
+                            world.start(world.jobs[action.job_id], action.placement)
+                    else:
+                        world.start(world.jobs[action.job_id], action.placement)
+            if starts[-1] is not few:
+                world.advance(world.now_s + 100.0)
+                world.end_leases()
+        worlds.append(world)
+    ours, plain = worlds
+    assert ours.usage == plain.usage
+    assert ours.usage.gpus == 7
+    assert ours.free() == plain.free()
+    assert ours.jobs == plain.jobs
+    assert list(ours.held) == list(plain.held) == [1, 2, 3, 5]
+    assert [ours.jobs[number].restarts for number in (1, 2, 3, 5)] == [0, 0, 1, 0]
+    assert ours.seen() == plain.seen()
+
+
 def test_exact_jobs_end_to_the_second_and_the_next_one_follows_after_the_delay() -> None:
     result = run([row(1, 10.0, 1.0), row(2, 20.0, 0.5)], pool(gpus=1), event_delay_s=2.0)
     assert completions(result) == pytest.approx([10 + 3600, 10 + 3600 + 2 + 1800])

@@ -10,9 +10,9 @@ import pytest
 from builders import job, node, pending, placement, res, running
 
 from slurm_synergy.cluster import Hold, ObservedJob, Outcome, Record, Start
-from slurm_synergy.core.model import JobPhase, Reason, ReasonCode
+from slurm_synergy.core.model import JobPhase, Placement, Reason, ReasonCode
 from slurm_synergy.core.resources import Resources
-from slurm_synergy.core.values import quick
+from slurm_synergy.core.values import maker, quick
 from slurm_synergy.errors import ModelError
 
 WHERE = placement(1, v100_1=res(1, 3, 10))
@@ -80,3 +80,16 @@ def test_what_a_value_checks_is_checked() -> None:
         Resources(gpus=1, cpus=-1)
     with pytest.raises(ModelError, match="do not agree"):
         replace(pending(job(1)), phase=JobPhase.RUNNING)
+
+
+def test_a_maker_makes_the_values_that_the_class_makes() -> None:
+    make = maker(Derived)
+    made = make(one=1, text="other")
+    assert made == Derived(one=1, text="other")
+    assert type(made) is Derived
+    assert made.many is not make(one=1).many
+    assert type(maker(Base)(one=1)) is Base
+    with pytest.raises(TypeError, match="one"):
+        make(text="none")
+    with pytest.raises(ModelError, match="distinct nodes"):
+        maker(Placement)(job_id=1, gpu_type="v100", shares=())

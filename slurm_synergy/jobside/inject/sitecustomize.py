@@ -1,4 +1,4 @@
-"""Makes PyTorch's DataLoader lease-aware in programs that run under a launcher.
+"""Makes PyTorch's DataLoader, and DALI, lease-aware in programs that run under a launcher.
 
 The launcher puts this directory on PYTHONPATH. Standard library only; written for any Python 3, as
 the user's interpreter need not be the launcher's. It must never harm the user's program: whatever
@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _PACKAGE = os.path.dirname(os.path.dirname(_HERE))
 _PACKAGE_NAME = "slurm_synergy"
-_TARGET = "torch.utils.data"
+# What is patched when the program imports it: by which module of ours, and its function.
+_TARGETS = {
+    "torch.utils.data": ("torch_loader", "install"),
+    "nvidia.dali.pipeline": ("dali_loader", "install_pipelines"),
+    "nvidia.dali.plugin.pytorch": ("dali_loader", "install_iterators"),
+}
 
 
 def _complain(error: Exception) -> None:
@@ -29,7 +34,7 @@ def _complain(error: Exception) -> None:
 
 
 class _PatchingLoader:
-    """Runs the original loader, then makes the module's DataLoader lease-aware."""
+    """Runs the original loader, then makes the module's loaders lease-aware."""
 
     def __init__(self, original: "Any") -> None:
         self._original = original
@@ -44,9 +49,9 @@ class _PatchingLoader:
         module.__spec__.loader = module.__loader__ = self._original
         self._original.exec_module(module)
         try:
-            from slurm_synergy.jobside import torch_loader
-
-            torch_loader.install(module)
+            ours, install = _TARGETS[module.__name__]
+            patch = importlib.import_module("slurm_synergy.jobside." + ours)
+            getattr(patch, install)(module)
         except Exception as error:
             _complain(error)
 
@@ -61,7 +66,7 @@ class _Finder:
                 os.path.join(_PACKAGE, "__init__.py"),
                 submodule_search_locations=[_PACKAGE],
             )
-        if name != _TARGET:
+        if name not in _TARGETS:
             return None
         for finder in sys.meta_path:
             if finder is self or not hasattr(finder, "find_spec"):
