@@ -18,7 +18,7 @@ demo: slurm venv ## Install what is missing and run the demonstration on a Slurm
 	@$(BIN)/python -m slurm_synergy.cli.demo
 
 test: slurm venv $(FRAMEWORKS) check ## Install what is missing and pass every check and test
-	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
+	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: venv ## Formatting, lint, types, import contracts, the lock of the dependencies
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check .

@@ -99,7 +99,11 @@ def experiment(
     if found:
         _finish(definition, found, directory, scale, as_json)
     if errors:
-        raise SynergyError(f"{len(errors)} of {len(cells)} simulations failed")
+        text = f"{len(errors)} of {len(cells)} simulations failed"
+        if found and as_json:  # standard output has its one object already
+            click.echo(f"synergyctl: {text}", err=True)
+            raise click.exceptions.Exit(1)
+        raise SynergyError(text)
     if not found:
         raise SynergyError(f"there is no result in {directory}")
 

@@ -10,12 +10,14 @@ import os
 import random
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slurm_synergy.core.scaling import BatchSize
 from slurm_synergy.errors import ConfigError
 from slurm_synergy.jobside.sampler import EpochSampler, StepSampler, derive_seed
 from slurm_synergy.jobside.session import Session
+
+if TYPE_CHECKING:
+    from slurm_synergy.core.scaling import BatchSize
 
 __all__ = [
     "SeededBatch",

@@ -339,6 +339,7 @@ def test_a_rank_that_dies(site: Site) -> None:
     happens="the ranks cannot agree on a last step; after the grace time the job is requeued, and "
     "starts anew from its last checkpoint",
     seen="`Restarts=1`",
+    everywhere=False,
 )
 def test_a_rank_that_hangs(site: Site) -> None:
     site.start(pool={"nodes": "n-1"}, scheduling={"grace_s": 4.0})
@@ -357,6 +358,7 @@ def test_a_rank_that_hangs(site: Site) -> None:
     happens="after the grace time it is requeued, after KillWait killed; it starts from the "
     "beginning, having no checkpoint",
     seen="the job's output: `stopping the program with SIGTERM`; `Restarts=1`",
+    everywhere=False,
 )
 def test_a_program_that_ignores_the_stop(site: Site) -> None:
     site.start(pool={"nodes": "n-1"}, scheduling={"grace_s": 3.0})
