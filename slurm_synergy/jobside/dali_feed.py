@@ -15,6 +15,7 @@ import base64
 import inspect
 import warnings
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -52,7 +53,7 @@ class _Calls:
         return sum(requests * times for requests, times in self.runs) + self.since
 
 
-class Feed:
+class Feed(ABC):
     """Common to both kinds. ``busy`` tells that calls on ``owner`` are DALI's or ours.
 
     It refers to its owner weakly, and to nothing else of DALI. A cycle would leave the end of a
@@ -78,30 +79,30 @@ class Feed:
     # What the kinds differ in.
 
     @property
+    @abstractmethod
     def pipes(self) -> list[Any]:
         """The pipelines."""
-        raise NotImplementedError
 
-    def _fetch(self) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _fetch(self) -> Any: ...
 
-    def _reset(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _reset(self) -> None: ...
 
-    def _checkpoints(self) -> list[bytes]:
-        raise NotImplementedError
+    @abstractmethod
+    def _checkpoints(self) -> list[bytes]: ...
 
+    @abstractmethod
     def _renew(self) -> None:
         """The pipelines are as before they were built: begin to use them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def samples(self, batch: Any) -> int:
         """Samples in a batch of this process."""
-        raise NotImplementedError
 
+    @abstractmethod
     def at_end(self) -> bool:
         """It is known that the epoch has no more batches."""
-        raise NotImplementedError
 
     # -- calls on it -----------------------------------------------------------------------------
 
