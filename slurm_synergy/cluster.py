@@ -6,7 +6,7 @@ Two implementations of :class:`Cluster` exist: live Slurm and the simulator. The
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, runtime_checkable
@@ -35,6 +35,7 @@ __all__ = [
     "Foresight",
     "Hold",
     "LeasePort",
+    "News",
     "ObservedJob",
     "Observation",
     "Outcome",
@@ -128,17 +129,32 @@ class ObservedJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What is not as it was in the observation before: of the jobs themselves and their records.
+
+    ``number`` counts observations. ``changed`` are the jobs that are new, hold something, or differ
+    in any way, as they are now; ``gone`` the ids of those that are no longer there.
+    """
+
+    number: int
+    changed: Mapping[int, ObservedJob]
+    gone: Collection[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """One consistent reading of the cluster: nodes by name and jobs by id, ascending.
 
     ``free`` is what the cluster itself would let a new job of the pool have per node now (GPUs and
-    memory; CPUs are shared under ``shared`` enforcement).
+    memory; CPUs are shared under ``shared`` enforcement). ``news`` is there where the cluster knows
+    it; it saves work and changes no decision.
     """
 
     nodes: tuple[Node, ...]
     jobs: tuple[ObservedJob, ...]
     free: Mapping[str, Resources]
     enforcement: Enforcement = Enforcement.SHARED
+    news: News | None = None
 
 
 class Cluster(Protocol):
@@ -197,7 +213,8 @@ class Record:
     """What we remember of a job beyond what the cluster shows.
 
     ``stopping`` is the reason of a Stop in progress (the job still runs), ``lease`` the last lease,
-    ``done_samples`` and ``attained_service_gpu_s`` survive restarts. ``profile_key`` is that of a
+    ``done_samples``, ``attained_service_gpu_s`` and ``held_s`` (seconds for which it held GPUs, by
+    their type) survive restarts. ``profile_key`` is that of a
     job that names none itself, once its program is known.
     """
 
@@ -208,6 +225,7 @@ class Record:
     attained_service_gpu_s: float = 0.0
     profile: Profile | None = None
     profile_key: str = ""
+    held_s: Mapping[str, float] = field(default_factory=dict)
 
 
 class Records(Protocol):

@@ -6,9 +6,10 @@ GPUs are free. Nothing here promises the same core, GPU or MiB twice at any mome
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from typing import cast
 
 from slurm_synergy.cluster import Action, Hold, Renew, Resize, Start, Stop
 from slurm_synergy.core.elastic import as_placed
@@ -31,6 +32,7 @@ from slurm_synergy.core.pipeline import (
 )
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.snapshot import is_pinned, standing
+from slurm_synergy.core.totals import Totals
 from slurm_synergy.core.values import maker
 
 __all__ = ["Reconciled", "reconcile"]
@@ -40,6 +42,7 @@ _RESTART_GAIN = 1.2
 
 _ID = attrgetter("job_id")
 _NOTHING = (0, 0, 0)
+_MOST_STARTS = 10_000
 _START = maker(Start)
 
 
@@ -75,11 +78,41 @@ def reconcile(snapshot: Snapshot, plan: Plan, free: Mapping[str, Resources]) -> 
     return run.result()
 
 
+class _Starts:
+    """Starts that were made before; kept with the nodes to be made only once."""
+
+    __slots__ = ("_made",)
+
+    def __init__(self) -> None:
+        # By the id of the placement, which each keeps so that the id stays its own.
+        self._made: dict[int, Start] = {}
+
+    @classmethod
+    def of_snapshot(cls, snapshot: Snapshot) -> _Starts:
+        """What there is for the nodes of ``snapshot``."""
+        found = snapshot.of_nodes.get(cls)
+        if not isinstance(found, cls) or len(found._made) > _MOST_STARTS:
+            found = snapshot.of_nodes[cls] = cls()
+        return found
+
+    def of(self, placements: Sequence[Placement]) -> list[Start]:
+        """The start of each of ``placements``."""
+        keys = list(map(id, placements))
+        found = list(map(self._made.get, keys))
+        if not all(found):
+            for at, (key, placement) in enumerate(zip(keys, placements, strict=True)):
+                if found[at] is None:
+                    start = _START(job_id=placement.job_id, placement=placement)
+                    found[at] = self._made[key] = start
+        return cast(list[Start], found)
+
+
 class _Round:
     """The bookkeeping of one reconciliation."""
 
     def __init__(self, snapshot: Snapshot, plan: Plan, free: Mapping[str, Resources]) -> None:
         self._snapshot = snapshot
+        self._planned = plan.placements
         self._plan = {placement.job_id: placement for placement in plan.placements}
         self._waiting = plan.waiting
         self._shares_cores = snapshot.enforcement is Enforcement.SHARED
@@ -256,10 +289,28 @@ class _Round:
             if not status.held_by_us and status.job.job_id not in self._plan
         ]
         self._book_cores()
+        if self._all_is_free():
+            self._starts = _Starts.of_snapshot(self._snapshot).of(self._planned)
+            return
         for job_id, planned in self._plan.items():
             status = self._statuses[job_id]
             if status.lease is None and not self._start_if_free(planned):
                 self._settle_planned(status, planned)
+
+    def _all_is_free(self) -> bool:
+        """Whether nobody holds anything, and there is enough for all that the plan places.
+
+        Then each finds what it needs, whatever the order.
+        """
+        if self._jobs.holding or not self._shares_cores:
+            return False
+        for name, (gpus, cpus, mem_mib) in (
+            Totals.of_snapshot(self._snapshot).by_node(self._planned).items()
+        ):
+            free = self._free.get(name, _NOTHING)
+            if gpus > free[0] or mem_mib > free[2] or cpus > self._cores.get(name, 0):
+                return False
+        return True
 
     def _start_if_free(self, planned: Placement) -> bool:
         """Start a job if all that it shall have is free; whether it was."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
@@ -26,7 +26,7 @@ from slurm_synergy.cluster import (
     Together,
 )
 from slurm_synergy.core.catalogue import CATALOGUE
-from slurm_synergy.core.decide import Mechanism, Policy, check_plan, decide
+from slurm_synergy.core.decide import Mechanism, Policy, check_plan, decide, uncollected
 from slurm_synergy.core.model import (
     Enforcement,
     JobPhase,
@@ -42,9 +42,9 @@ from slurm_synergy.core.model import (
 )
 from slurm_synergy.core.pipeline import fit_to_job
 from slurm_synergy.core.resources import Resources
-from slurm_synergy.core.snapshot import inherit, status_of
+from slurm_synergy.core.snapshot import Standing, inherit, status_of
 from slurm_synergy.core.values import maker
-from slurm_synergy.errors import ClusterError, PlanError, SolverError
+from slurm_synergy.errors import ClusterError, ModelError, PlanError, SolverError
 from slurm_synergy.reconcile import Reconciled, reconcile
 
 __all__ = [
@@ -93,27 +93,125 @@ class Known:
     """What a round may take over from the one before it; changes no decision.
 
     The statuses of pending jobs of which nothing has changed, known by the very objects that they
-    were made from, and what follows from the nodes alone. Only a cluster and records that show an
-    unchanged job by the same objects gain from it.
+    were made from or by the cluster's news, and what follows from the nodes alone. Only a cluster
+    and records that show an unchanged job by the same objects gain from it.
     """
 
-    __slots__ = ("snapshot", "statuses")
+    __slots__ = ("_began_after_s", "_made", "_number", "_open", "_statuses", "snapshot")
 
-    def __init__(self) -> None:
+    def __init__(self, began_after_s: float | None = None) -> None:
+        self._began_after_s = began_after_s
         self.snapshot: Snapshot | None = None
         # Of pending jobs, with what they were made from.
-        self.statuses: dict[int, tuple[ObservedJob, Record | None, Profile | None, JobStatus]] = {}
+        self._made: dict[int, tuple[ObservedJob, Record | None, Profile | None, JobStatus]] = {}
+        # All of the last snapshot, ascending by id, and the number of its observation if it has
+        # one; and those whose status may be another one though nothing is new of them.
+        self._statuses: dict[int, JobStatus] = {}
+        self._number: int | None = None
+        self._open: dict[int, ObservedJob] = {}
+
+    @property
+    def previous_s(self) -> float | None:
+        """When the last round was, in epoch seconds; None if there was none.
+
+        One that begins anew is told by ``began_after_s``.
+        """
+        return self._began_after_s if self.snapshot is None else self.snapshot.now_s
+
+    def statuses(
+        self,
+        observation: Observation,
+        records: Mapping[int, Record],
+        profile_of: Callable[[str], Profile | None],
+        now_s: float,
+    ) -> Mapping[int, JobStatus]:
+        """The status of each job, ascending by id."""
+        todo, found = self._unsettled(observation)
+        last, is_sorted = next(reversed(found), -1), True
+        for seen in todo:
+            job = seen.job
+            job_id = job.job_id
+            record = records.get(job_id)
+            if job_id > last:
+                last = job_id
+            elif job_id not in found:
+                is_sorted = False
+            if (
+                record is None
+                or record.profile is None
+                or seen.phase is not _PENDING
+                or observation.news is None
+            ):
+                found[job_id] = self._status(seen, record, profile_of, observation, now_s)
+                continue
+            profile = record.profile
+            found[job_id] = _STATUS(  # what _status would make of it, in a third of the time
+                job=job,
+                profile=profile if profile.pipeline is None else fit_to_job(profile, job),
+                done_samples=record.done_samples,
+                attained_service_gpu_s=record.attained_service_gpu_s,
+                restarts=seen.restarts,
+                blocked=seen.blocked,
+                held_by_us=seen.held_by_us,
+                held_s=record.held_s,
+            )
+        if len(found) != len(observation.jobs):
+            raise ModelError("the cluster shows a job twice, or its news are not of what it shows")
+        self._statuses = found if is_sorted else dict(sorted(found.items()))
+        self._number = observation.news.number if observation.news is not None else None
+        return self._statuses
+
+    def _status(
+        self,
+        seen: ObservedJob,
+        record: Record | None,
+        profile_of: Callable[[str], Profile | None],
+        observation: Observation,
+        now_s: float,
+    ) -> JobStatus:
+        """The status of a job, as before if it was made from the very same."""
+        job_id = seen.job.job_id
+        self._open[job_id] = seen
+        profile = record.profile if record is not None else None
+        if profile is None:
+            profile = profile_of(seen.profile_key or (record.profile_key if record else ""))
+        before = self._made.get(job_id)
+        if (
+            before is not None
+            and before[0] is seen
+            and before[1] is record
+            and before[2] is profile
+        ):
+            return before[3]
+        mine, believed = record or Record(job_id=job_id), profile or Profile()
+        status = _status(seen, mine, believed, observation, now_s)
+        if seen.phase is _PENDING:
+            self._made[job_id] = (seen, record, profile, status)
+        return status
+
+    def _unsettled(
+        self, observation: Observation
+    ) -> tuple[Collection[ObservedJob], dict[int, JobStatus]]:
+        """The jobs to look at, and the statuses of the others."""
+        news, still_open, number = observation.news, self._open, self._number
+        self._open, self._number = {}, None
+        if news is None or number is None or news.number != number + 1:
+            return sorted(observation.jobs, key=_SEEN_ID), {}
+        found = self._statuses
+        for job_id in news.gone:
+            found.pop(job_id, None)
+            self._made.pop(job_id, None)
+            still_open.pop(job_id, None)
+        return {**still_open, **news.changed}.values(), found
 
     def finish(self, snapshot: Snapshot) -> None:
         """End with ``snapshot``; forget jobs that are gone when there are many of them."""
         if self.snapshot is not None:
             inherit(snapshot, self.snapshot)
         self.snapshot = snapshot
-        if len(self.statuses) > 2 * len(snapshot.jobs) + _FORGOTTEN_AT_LEAST:
+        if len(self._made) > 2 * len(snapshot.jobs) + _FORGOTTEN_AT_LEAST:
             now = status_of(snapshot)
-            self.statuses = {
-                job_id: kept for job_id, kept in self.statuses.items() if job_id in now
-            }
+            self._made = {job_id: kept for job_id, kept in self._made.items() if job_id in now}
 
 
 def build_snapshot(
@@ -125,74 +223,38 @@ def build_snapshot(
     round_s: float,
     profile_of: Callable[[str], Profile | None],
     draining: bool = False,
+    previous_s: float | None = None,
     known: Known | None = None,
 ) -> Snapshot:
     """Merge what the cluster shows with what we remember.
 
     The cluster is the truth for what runs and where; our records for leases, progress, and for
-    jobs that were told to stop. ``profile_of`` finds the profile for a profile key. Raises
-    ModelError when the observation contradicts itself.
+    jobs that were told to stop. ``profile_of`` finds the profile for a profile key,
+    ``previous_s`` is as in the snapshot. Raises ModelError when the observation contradicts itself.
     """
-    nodes = tuple(sorted(observation.nodes, key=_NAME))
-    by_name = {node.name: node for node in nodes}
     known = known or Known()
-    kept, statuses, enforcement = known.statuses, [], observation.enforcement
-    for seen in sorted(observation.jobs, key=_SEEN_ID):
-        job = seen.job
-        job_id = job.job_id
-        record = records.get(job_id)
-        profile = record.profile if record is not None else None
-        if profile is None:
-            profile = profile_of(seen.profile_key or (record.profile_key if record else ""))
-        before = kept.get(job_id)
-        if (
-            before is not None
-            and before[0] is seen
-            and before[1] is record
-            and before[2] is profile
-        ):
-            statuses.append(before[3])
-            continue
-        if record is None or profile is None or seen.phase is not _PENDING:
-            mine, believed = record or Record(job_id=job_id), profile or Profile()
-            status = _status(seen, mine, believed, by_name, enforcement, now_s)
-        else:  # what _status would make of it, in a third of the time
-            status = _STATUS(
-                job=job,
-                profile=profile if profile.pipeline is None else fit_to_job(profile, job),
-                done_samples=record.done_samples,
-                attained_service_gpu_s=record.attained_service_gpu_s,
-                restarts=seen.restarts,
-                blocked=seen.blocked,
-                held_by_us=seen.held_by_us,
-            )
-        if seen.phase is _PENDING:
-            kept[job_id] = (seen, record, profile, status)
-        statuses.append(status)
+    statuses = known.statuses(observation, records, profile_of, now_s)
     snapshot = Snapshot(
         round=round_number,
         now_s=now_s,
         round_s=round_s,
-        nodes=nodes,
-        jobs=tuple(statuses),
+        nodes=tuple(sorted(observation.nodes, key=_NAME)),
+        jobs=tuple(statuses.values()),
         enforcement=observation.enforcement,
         draining=draining,
+        previous_s=previous_s,
     )
+    snapshot.derived[Standing] = Standing(dict(statuses))
     known.finish(snapshot)
     return snapshot
 
 
 def _status(
-    seen: ObservedJob,
-    record: Record,
-    profile: Profile,
-    nodes: Mapping[str, Node],
-    enforcement: Enforcement,
-    now_s: float,
+    seen: ObservedJob, record: Record, profile: Profile, observation: Observation, now_s: float
 ) -> JobStatus:
     lease, phase = None, _PENDING
     if seen.phase is not _PENDING:
-        lease = _lease(seen, record, nodes, enforcement, now_s)
+        lease = _lease(seen, record, observation, now_s)
         phase = _phase(seen, record) if lease else _PENDING
     return JobStatus(
         job=seen.job,
@@ -204,6 +266,7 @@ def _status(
         restarts=seen.restarts,
         blocked=seen.blocked if seen.phase is _PENDING else _blocked(seen, phase, record),
         held_by_us=seen.held_by_us,
+        held_s=record.held_s,
     )
 
 
@@ -227,11 +290,7 @@ def _blocked(seen: ObservedJob, phase: JobPhase, record: Record) -> Reason | Non
 
 
 def _lease(
-    seen: ObservedJob,
-    record: Record,
-    nodes: Mapping[str, Node],
-    enforcement: Enforcement,
-    now_s: float,
+    seen: ObservedJob, record: Record, observation: Observation, now_s: float
 ) -> Lease | None:
     """The job's lease: ours, if the cluster shows the job where we put it, else an adopted one."""
     allocated = tuple((name, share) for name, share in seen.allocated if share.gpus)
@@ -240,7 +299,8 @@ def _lease(
     layout = tuple(sorted((name, share.gpus) for name, share in allocated))
     if record.lease is not None and record.lease.placement.gpu_layout == layout:
         return record.lease
-    return _adopt(seen, allocated, nodes, enforcement, now_s)
+    nodes = {node.name: node for node in observation.nodes}
+    return _adopt(seen, allocated, nodes, observation.enforcement, now_s)
 
 
 def _adopt(
@@ -292,13 +352,15 @@ def plan_round(
     SolverError when there is none.
     """
     began_s = clock.now_s()
-    snapshot = _snapshot(
-        observation, records, clock, round_number=round_number, round_s=round_s, known=known
-    )
-    plan = decide(snapshot, policy, mechanism)
-    check_plan(snapshot, plan)
-    decided_s = clock.now_s()
-    found: Reconciled = reconcile(snapshot, plan, observation.free)
+    # A search for cyclic garbage comes after all of it, not in its middle.
+    with uncollected():
+        snapshot = _snapshot(
+            observation, records, clock, round_number=round_number, round_s=round_s, known=known
+        )
+        plan = decide(snapshot, policy, mechanism)
+        check_plan(snapshot, plan)
+        decided_s = clock.now_s()
+        found: Reconciled = reconcile(snapshot, plan, observation.free)
     return Planned(
         snapshot=snapshot,
         plan=plan,
@@ -328,6 +390,7 @@ def _snapshot(
         round_s=round_s,
         profile_of=profile_of,
         draining=records.draining(),
+        previous_s=None if known is None else known.previous_s,
         known=known,
     )
 

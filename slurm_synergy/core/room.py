@@ -1,142 +1,22 @@
 """Free resources of a pool while a plan is being made, and the search for a place in them.
 
-Everything here is plain integers by node number: a decision for thousands of nodes asks millions
-of times whether something fits. Nodes of one kind (GPU type and hardware) are indexed by their free
-GPUs, so a search looks only at nodes that have enough.
+Nodes of one kind (GPU type and hardware) are indexed by their free GPUs, so a search looks only at
+nodes that have enough.
 """
 
 from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from slurm_synergy.core.model import JobStatus, Node, Profile
-from slurm_synergy.core.resources import Resources
+from slurm_synergy.core.kinds import Amounts, GpuLayout, Need, Needs, Parts, Pool, Shape
 
 __all__ = ["Amounts", "GpuLayout", "Need", "Needs", "Parts", "Pool", "Room", "Shape"]
 
-GpuLayout = tuple[str, tuple[tuple[str, int], ...]]
-"""A GPU type and (node, GPUs) pairs in rank order."""
-
-Amounts = tuple[int, int, int]
-"""GPUs, cores and MiB."""
-
-Parts = list[tuple[int, Amounts]]
-"""What is taken on which node, by number."""
-
-Shape = tuple[int, int | None, tuple[str, ...]]
-"""GPUs in total, number of nodes (None: free to split), and allowed GPU types (empty: any)."""
-
-# Needs outlive a round; users who name their memory to the MiB must not fill ours.
-_MOST_KNOWN = 100_000
-
 _ONE_AT_BEST = (None, 1)
 """Numbers of nodes that let a job be on a single one."""
-
-
-class Pool:
-    """The nodes of a round by number, in the order of their names, and their kinds.
-
-    Nodes of one kind have the same GPU type and hardware, so they mean the same to every job.
-    """
-
-    __slots__ = ("_breadth", "_on_one", "kind_of", "kinds", "nodes", "number", "types")
-
-    def __init__(self, nodes: Iterable[Node]) -> None:
-        self.nodes = tuple(nodes)
-        self.number = {node.name: number for number, node in enumerate(self.nodes)}
-        known: dict[tuple[str, Resources], int] = {}
-        self.kind_of = [
-            known.setdefault((node.gpu_type, node.total), len(known)) for node in self.nodes
-        ]
-        # One node of each kind stands for all of them.
-        self.kinds = [self.nodes[self.kind_of.index(kind)] for kind in range(len(known))]
-        by_type: dict[str, list[int]] = {}
-        for kind, node in enumerate(self.kinds):
-            by_type.setdefault(node.gpu_type, []).append(kind)
-        self.types = tuple((name, tuple(by_type[name])) for name in sorted(by_type))
-        self._on_one: dict[tuple[int, int], GpuLayout] = {}
-        self._breadth: dict[tuple[str, ...], int] = {(): len(self.types)}
-
-    def breadth(self, gpu_types: tuple[str, ...]) -> int:
-        """How many of the pool's GPU types are among the allowed ones (any when empty)."""
-        found = self._breadth.get(gpu_types)
-        if found is None:
-            found = sum([name in gpu_types for name, _ in self.types])
-            self._breadth[gpu_types] = found
-        return found
-
-    def on_one(self, number: int, gpus: int) -> GpuLayout:
-        """``gpus`` GPUs of one node: the same object whenever asked."""
-        found = self._on_one.get((number, gpus))
-        if found is None:
-            node = self.nodes[number]
-            found = self._on_one[number, gpus] = (node.gpu_type, ((node.name, gpus),))
-        return found
-
-
-class Need:
-    """What jobs of one sort need on a kind of node for a number of their GPUs; computed once."""
-
-    __slots__ = ("_compute", "_known")
-
-    def __init__(self, compute: Callable[[int, int], Amounts]) -> None:
-        self._compute = compute
-        self._known: dict[tuple[int, int], Amounts] = {}
-
-    def at(self, kind: int, gpus: int) -> Amounts:
-        """GPUs, cores and MiB for ``gpus`` GPUs on a node of ``kind``."""
-        found = self._known.get((kind, gpus))
-        if found is None:
-            found = self._known[kind, gpus] = self._compute(kind, gpus)
-        return found
-
-
-class Needs:
-    """One ``Need`` for all jobs that ``rule`` treats alike.
-
-    The rules of ``core.pipeline`` look at the profile, the process memory, the tasks per node and
-    whether the job follows a lease; thousands of jobs share a few of those.
-    """
-
-    __slots__ = ("_by_object", "_by_value", "_kinds", "_rule")
-
-    def __init__(self, pool: Pool, rule: Callable[[JobStatus, Node, int], Resources]) -> None:
-        self._kinds = pool.kinds
-        self._rule = rule
-        # Most jobs share the profile object, which is quicker to look up than its value. It is
-        # kept beside the need, so that its id stays its own.
-        self._by_object: dict[tuple[int, int, int, bool], tuple[Profile, Need]] = {}
-        self._by_value: dict[object, Need] = {}
-
-    def of(self, status: JobStatus) -> Need:
-        """The need of the job; equal jobs get the same object."""
-        job, profile = status.job, status.profile
-        key = (id(profile), job.min_mem_mib_per_node, job.tasks_per_node, job.wrapped)
-        found = self._by_object.get(key)
-        if found is not None:
-            return found[1]
-        if len(self._by_object) > _MOST_KNOWN:
-            self._by_object.clear()
-            self._by_value.clear()
-        rates = tuple(sorted(profile.gpu_rate_per_gpu.items()))
-        need = self._by_value.setdefault(
-            (rates, profile.pipeline, profile.table, *key[1:]), self.own(status)
-        )
-        self._by_object[key] = (profile, need)
-        return need
-
-    def own(self, status: JobStatus) -> Need:
-        """A need for this job alone, for rules that tell equal jobs apart."""
-        rule, kinds = self._rule, self._kinds
-
-        def compute(kind: int, gpus: int) -> Amounts:
-            share = rule(status, kinds[kind], gpus)
-            return share.gpus, share.cpus, share.mem_mib
-
-        return Need(compute)
 
 
 class Room:
@@ -150,12 +30,13 @@ class Room:
     def __init__(self, pool: Pool, start: Iterable[Amounts] | None = None) -> None:
         self.pool = pool
         if start is None:
-            usable = [node.capacity for node in pool.nodes]
-            start = [(one.gpus, one.cpus, one.mem_mib) for one in usable]
-        rows = list(start)
-        self._gpus = [row[0] for row in rows]
-        self._cpus = [row[1] for row in rows]
-        self._mem_mib = [row[2] for row in rows]
+            self._gpus, self._cpus = pool.usable_gpus[:], pool.usable_cpus[:]
+            self._mem_mib = pool.usable_mem_mib[:]
+        else:
+            rows = list(start)
+            self._gpus = [row[0] for row in rows]
+            self._cpus = [row[1] for row in rows]
+            self._mem_mib = [row[2] for row in rows]
         self._free_of_kind = [0] * len(pool.kinds)
         for kind, gpus in zip(pool.kind_of, self._gpus, strict=True):
             self._free_of_kind[kind] += gpus
@@ -227,6 +108,33 @@ class Room:
                 all_cpus[number] -= cpus
                 all_mem_mib[number] -= mem_mib
         self._count_kinds()
+
+    def fill(self, wanted: Iterable[tuple[Shape, Need]]) -> list[tuple[GpuLayout, Parts]]:
+        """``find`` and ``take`` of the first of ``wanted`` that find a place on a single node.
+
+        Ends with the first that does not, or that there is more to say about; nothing at all where
+        nodes are of several kinds. Where each was put, and what it takes there.
+        """
+        free, pool = self._free_of_kind, self.pool
+        found: list[tuple[GpuLayout, Parts]] = []
+        if len(free) != 1:
+            return found
+        buckets = self._index()[0]
+        for (gpus, nodes, allowed), need in wanted:
+            if allowed or nodes not in _ONE_AT_BEST or free[0] < gpus:
+                break
+            needs = need.at(0, gpus)
+            entry = _pop(buckets, needs)
+            if entry is None:
+                break
+            number, left = entry[2], self._gpus[entry[2]] - gpus
+            now = (entry[0] - needs[1], entry[1] - needs[2], number)
+            self._gpus[number], self._cpus[number], self._mem_mib[number] = left, now[0], now[1]
+            free[0] -= gpus
+            if left:
+                insort(buckets[left], now)
+            found.append((pool.on_one(number, gpus), [(number, needs)]))
+        return found
 
     def _count_kinds(self) -> None:
         """Free GPUs by kind of node, anew."""
@@ -389,3 +297,13 @@ class Room:
                 if number not in seen:
                     seen.add(number)
                     yield number, count
+
+
+def _pop(buckets: list[list[tuple[int, int, int]]], needs: Amounts) -> tuple[int, int, int] | None:
+    """The tightest node out of ``buckets``, as ``Room._tightest``."""
+    gpus, cpus, mem_mib = needs
+    for bucket in buckets[gpus:]:
+        for at in range(bisect_left(bucket, (cpus,)), len(bucket)) if bucket else ():
+            if bucket[at][1] >= mem_mib:
+                return bucket.pop(at)
+    return None

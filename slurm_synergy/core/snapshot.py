@@ -30,9 +30,9 @@ class Standing:
 
     __slots__ = ("by_id", "holding", "pending")
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        jobs = snapshot.jobs
-        self.by_id = {status.job.job_id: status for status in jobs}
+    def __init__(self, by_id: Mapping[int, JobStatus]) -> None:
+        self.by_id = by_id
+        jobs = by_id.values()
         self.holding = [status for status in jobs if status.lease is not None]
         self.pending = [status for status in jobs if status.lease is None]
 
@@ -41,7 +41,8 @@ def standing(snapshot: Snapshot) -> Standing:
     """The jobs of ``snapshot`` by what they hold: the same object whenever asked."""
     found = snapshot.derived.get(Standing)
     if not isinstance(found, Standing):
-        found = snapshot.derived[Standing] = Standing(snapshot)
+        by_id = {status.job.job_id: status for status in snapshot.jobs}
+        found = snapshot.derived[Standing] = Standing(by_id)
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from slurm_synergy.core.elastic import as_granted
 from slurm_synergy.core.model import Decision, JobStatus, Layout, Placement, Snapshot
 from slurm_synergy.core.packing import Request, Requests
@@ -10,6 +12,7 @@ from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.room import GpuLayout
 from slurm_synergy.core.scaling import BatchSize
 from slurm_synergy.core.snapshot import status_of
+from slurm_synergy.core.totals import Totals
 from slurm_synergy.mechanisms.placing import (
     build_layout,
     make_parties,
@@ -21,6 +24,7 @@ from slurm_synergy.mechanisms.sharing import share_out
 __all__ = ["PROPORTIONAL", "Proportional"]
 
 _FORGOTTEN_AT_LEAST = 1000
+_NOTHING = (0, 0, 0)
 
 
 class Proportional:
@@ -48,7 +52,7 @@ class Proportional:
         return build_layout(make_placements(placed, layouts, shared), decision)
 
 
-class _Shares(dict[int, tuple[Request, GpuLayout, Placement]]):
+class _Shares(dict[Request, tuple[GpuLayout, Placement]]):
     """Whole shares that were given before; kept with the nodes, as they depend on no other job."""
 
 
@@ -60,45 +64,34 @@ def _whole_shares(
     Nothing has to be shared out then, so a share that was given before is given again.
     """
     statuses = status_of(snapshot)
-    granted = []
-    for grant in decision.grants:
-        request = requests.of_grant(grant)
-        if request is None:
-            status = as_granted(snapshot, statuses[grant.job_id], grant.configuration)
-            request = requests.of(status, grant.configuration)
-        if request.held is not None:
-            return None
-        granted.append(request)
-    packed = pack(requests, decision, granted)
+    grants = decision.grants
+    granted = list(map(requests.of_grant, grants))
+    if not all(granted):
+        for at, grant in enumerate(grants):
+            if granted[at] is None:
+                status = as_granted(snapshot, statuses[grant.job_id], grant.configuration)
+                granted[at] = requests.of(status, grant.configuration)
+    asked = cast(list[Request], granted)
+    if any([request.held for request in asked]):  # noqa: C419 - quicker
+        return None
+    packed = pack(requests, decision, asked)
     known = snapshot.of_nodes.get(_Shares)
     if not isinstance(known, _Shares) or len(known) > 2 * len(statuses) + _FORGOTTEN_AT_LEAST:
         known = snapshot.of_nodes[_Shares] = _Shares()
-    used = {node.name: [0, 0, 0] for node in snapshot.nodes}
     placements = []
-    for request, grant in zip(granted, decision.grants, strict=True):
-        job_id, batch = request.job_id, grant.configuration.batch
-        layout = packed[job_id]
+    for request, grant in zip(asked, grants, strict=True):
+        layout, batch = packed[request.job_id], grant.configuration.batch
         if layout is None:
             return None
-        before = known.get(job_id)
-        if (
-            before is None
-            or before[0] is not request
-            or before[1] is not layout
-            or before[2].batch != batch
-        ):
-            status = as_granted(snapshot, statuses[job_id], grant.configuration)
+        before = known.get(request)
+        if before is None or before[0] is not layout or before[1].batch != batch:
+            status = as_granted(snapshot, statuses[request.job_id], grant.configuration)
             placement = _whole_share(status, request, requests, layout, batch)
-            before = known[job_id] = (request, layout, placement)
-        placement = before[2]
-        placements.append(placement)
-        for name, share in placement.shares:
-            row = used[name]
-            row[0] += share.gpus
-            row[1] += share.cpus
-            row[2] += share.mem_mib
+            before = known[request] = (layout, placement)
+        placements.append(before[1])
+    used = Totals.of_snapshot(snapshot).by_node(placements)
     for node in snapshot.nodes:
-        gpus, cpus, mem_mib = used[node.name]
+        gpus, cpus, mem_mib = used.get(node.name, _NOTHING)
         most = node.capacity
         if gpus > most.gpus or cpus > most.cpus or mem_mib > most.mem_mib:
             return None

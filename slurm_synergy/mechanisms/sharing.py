@@ -57,11 +57,12 @@ class _Stake:
 class Claims:
     """Floor and wish of jobs on the nodes where they are; computed once for jobs that agree."""
 
-    __slots__ = ("_in_place", "_pool", "_terms")
+    __slots__ = ("_fixed", "_in_place", "_pool", "_terms")
 
     def __init__(self, snapshot: Snapshot, pool: Pool) -> None:
         self._pool = pool
         self._in_place = snapshot.enforcement.in_place
+        self._fixed = {node.name: node for node in pool.nodes if node.fixed_shares}
         self._terms: dict[tuple[Need, Need, int, int], _Terms] = {}
 
     def rows(self, party: Party, layout: GpuLayout) -> list[Row]:
@@ -84,6 +85,8 @@ class Claims:
                 terms = known[key] = _terms(party, kind_of[number], gpus)
             if stays:
                 terms = self._bounded(party, name, terms)
+            if name in self._fixed:
+                terms = _with_cores(terms, self._fixed[name].proportional(gpus).cpus)
             step, cpu_floor, mem_floor, cpu_want, mem_want = terms
             rows.append((number, gpus, step, (cpu_floor, mem_floor), (cpu_want, mem_want)))
         return rows
@@ -110,6 +113,12 @@ def _terms(party: Party, kind: int, gpus: int) -> _Terms:
     _, cpu_want, mem_want = party.want.at(kind, gpus)
     step = cpu_step(party.status.job, gpus)
     return step, cpu_floor, mem_floor, max(cpu_want, cpu_floor), max(mem_want, mem_floor)
+
+
+def _with_cores(terms: _Terms, cpus: int) -> _Terms:
+    """The same with a wish for ``cpus`` cores, and a floor that is not above it."""
+    step, cpu_floor, mem_floor, _, mem_want = terms
+    return step, min(cpu_floor, cpus), mem_floor, cpus, mem_want
 
 
 def _granted_mib(status: JobStatus, node: str, own: Resources) -> int:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from operator import attrgetter
+from typing import cast
 
 from slurm_synergy.core.model import (
     Configuration,
@@ -22,7 +24,7 @@ from slurm_synergy.core.model import (
     Snapshot,
 )
 from slurm_synergy.core.packing import Packer, Request, Requests
-from slurm_synergy.core.room import Room, Shape
+from slurm_synergy.core.room import Need, Pool, Room, Shape
 from slurm_synergy.core.snapshot import held, keeps_all, standing
 
 __all__ = ["ARRIVAL", "Key", "QueuePolicy", "Rank", "choose", "queue_order"]
@@ -135,7 +137,10 @@ def _walk(
     """The requests that are granted; the reason of every other goes to ``waiting``."""
     packer = requests.packer(holding.values())
     reasons = _Reasons(snapshot, requests, packer)
-    granted = [] if holding else requests.retrace(packer, walk)
+    granted: list[Request] = []
+    if not holding:
+        granted = requests.retrace(packer, walk)
+        granted += requests.fill(packer, islice(walk, len(granted), None))
     free: dict[tuple[str, ...], int] = {}
     reachable: dict[tuple[str, ...], int] = {}
     # They come first, and keep their place even where nothing is free: their node may be down.
@@ -188,6 +193,8 @@ def _unconfirmed(requests: Requests, granted: Sequence[Request]) -> dict[int, Re
 
 def _grants(granted: list[Request]) -> tuple[Grant, ...]:
     made: dict[Shape, Configuration] = {}
+    if all([request.grant for request in granted]):  # noqa: C419 - quicker
+        return tuple([cast(Grant, request.grant) for request in granted])
     for request in granted:
         if request.grant is None:
             gpus, nodes, types = request.shape
@@ -198,8 +205,15 @@ def _grants(granted: list[Request]) -> tuple[Grant, ...]:
     return tuple([request.grant for request in granted if request.grant is not None])
 
 
-class _Refusals(dict[int, tuple[JobStatus, Reason]]):
+class _Refusals:
     """Why jobs wait when no GPU is free at all: kept with the nodes, as it depends on no others."""
+
+    __slots__ = ("reasons", "statuses")
+
+    def __init__(self) -> None:
+        # By the id of the status, which is kept so that its id stays its own.
+        self.reasons: dict[int, Reason] = {}
+        self.statuses: dict[int, JobStatus] = {}
 
 
 class _Reasons:
@@ -218,15 +232,18 @@ class _Reasons:
     def of_all(self, refused: Sequence[JobStatus], waiting: dict[int, Reason]) -> None:
         """Add the reasons of jobs that were refused because no GPU is free."""
         kept = self._snapshot.of_nodes.get(_Refusals)
-        if not isinstance(kept, _Refusals) or len(kept) > 2 * len(refused) + _FORGOTTEN_AT_LEAST:
+        most = 2 * len(refused) + _FORGOTTEN_AT_LEAST
+        if not isinstance(kept, _Refusals) or len(kept.reasons) > most:
             kept = self._snapshot.of_nodes[_Refusals] = _Refusals()
-        known = kept.get
-        for status in refused:
-            job_id = status.job.job_id
-            before = known(job_id)
-            if before is None or before[0] is not status:
-                before = kept[job_id] = (status, self.of(status, 0))
-            waiting[job_id] = before[1]
+        keys = list(map(id, refused))
+        found = list(map(kept.reasons.get, keys))
+        if not all(found):
+            for at, (key, status) in enumerate(zip(keys, refused, strict=True)):
+                if found[at] is None:
+                    found[at] = kept.reasons[key] = self.of(status, 0)
+                    kept.statuses[key] = status
+        reasons = cast(list[Reason], found)
+        waiting.update(zip(map(_ID, refused), reasons, strict=True))
 
     def of(self, status: JobStatus, free: int) -> Reason:
         """The reason of a job that was just refused when ``free`` GPUs of its types were free."""
@@ -272,9 +289,22 @@ class _Reasons:
 
     def _fits_when_empty(self, status: JobStatus, shape: Shape) -> bool:
         """Whether the job would fit if it were alone and every node of the pool were up."""
-        floor = self._requests.floor(status)
+        floor, pool = self._requests.floor(status), self._requests.pool
+        if shape[1] in (None, 1) and _fits_on_one(pool, shape, floor):
+            return True
         if self._whole is None:
-            pool = self._requests.pool
             total = [node.total for node in pool.nodes]
             self._whole = Room(pool, [(one.gpus, one.cpus, one.mem_mib) for one in total])
         return self._whole.find(shape, floor) is not None
+
+
+def _fits_on_one(pool: Pool, shape: Shape, floor: Need) -> bool:
+    """Whether an empty node would have all of it."""
+    gpus, _, types = shape
+    for kind, node in enumerate(pool.kinds):
+        total = node.total
+        if total.gpus >= gpus and (not types or node.gpu_type in types):
+            _, cpus, mem_mib = floor.at(kind, gpus)
+            if total.cpus >= cpus and total.mem_mib >= mem_mib:
+                return True
+    return False

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from slurm_synergy.cluster import Hold, Renew
-from slurm_synergy.core.decide import Mechanism, Policy, uncollected
+from slurm_synergy.core.decide import Mechanism, Policy, begun, uncollected
 from slurm_synergy.core.model import Node
 from slurm_synergy.errors import ModelError
 from slurm_synergy.round import Known, RoundResult, run_round
@@ -69,7 +69,11 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """What is played. ``measured`` are the ids whose completion ends it; empty means all jobs."""
+    """What is played. ``measured`` are the ids whose completion ends it; empty means all jobs.
+
+    ``quantum_s`` is that of a policy which lets jobs compete anew at its multiples only: a round is
+    due at each of them, too.
+    """
 
     nodes: tuple[Node, ...]
     jobs: tuple[SimulatedJob, ...]
@@ -80,6 +84,7 @@ class Outline:
     costs: Costs = field(default_factory=Costs)
     event_delay_s: float = 0.0
     measured: Collection[int] = ()
+    quantum_s: float = math.inf
     stopwatch: Callable[[], float] = lambda: 0.0
 
 
@@ -112,6 +117,7 @@ class _Player:
             VirtualClock(self.world),
         )
         self._known = Known()
+        self._policy = begun(outline.policy)
         measured = set(outline.measured) or {one.job.job_id for one in arrivals}
         missing = measured - {one.job.job_id for one in arrivals}
         if missing:
@@ -160,7 +166,7 @@ class _Player:
             gc.collect()
         began_s = outline.stopwatch()
         result = run_round(
-            *self._seam, outline.policy, outline.mechanism, outline.round_s, known=self._known
+            *self._seam, self._policy, outline.mechanism, outline.round_s, known=self._known
         )
         self.played.round_ms.append((outline.stopwatch() - began_s) * 1e3)
         usage, jobs = self.world.usage, self.world.jobs
@@ -217,9 +223,17 @@ def _play(player: _Player) -> Played:
         if due_s <= player.world.now_s:
             result = player.round()
             rests = _is_quiet(result) and not player.time_matters()
-            due_s = math.inf if rests else player.world.now_s + outline.round_s
+            due_s = math.inf if rests else _next_round_s(outline, player.world.now_s)
             timetable.note(player.world)
     return player.played
+
+
+def _next_round_s(outline: Outline, now_s: float) -> float:
+    """When the next round is due if nothing happens."""
+    quantum_s = outline.quantum_s
+    if quantum_s == math.inf:
+        return now_s + outline.round_s
+    return min(now_s + outline.round_s, (now_s // quantum_s + 1) * quantum_s)
 
 
 def _is_quiet(result: RoundResult) -> bool:

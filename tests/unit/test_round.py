@@ -43,7 +43,7 @@ from slurm_synergy.core.model import (
     Snapshot,
 )
 from slurm_synergy.core.pipeline import fit_to_job
-from slurm_synergy.errors import ClusterError, PlanError
+from slurm_synergy.errors import ClusterError, ModelError, PlanError
 from slurm_synergy.mechanisms import MECHANISMS
 from slurm_synergy.round import Known, build_snapshot, plan_round, run_round
 
@@ -461,3 +461,16 @@ def test_what_is_known_of_a_waiting_job_holds_as_long_as_all_that_it_was_made_of
     beliefs["a"] = profile(90.0)
     assert status().profile == fit_to_job(beliefs["a"], waits.job)
     assert status() is status()
+
+
+def test_a_job_that_is_shown_twice_is_a_contradiction() -> None:
+    waits = seen(JobPhase.PENDING, job(1, 4))
+    with pytest.raises(ModelError, match="shows a job twice"):
+        build_snapshot(
+            Observation(nodes=tuple(PAIR), jobs=(waits, waits), free={}),
+            {},
+            round_number=1,
+            now_s=5.0,
+            round_s=300.0,
+            profile_of=lambda _: None,
+        )

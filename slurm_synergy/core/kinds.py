@@ -1,0 +1,170 @@
+"""Nodes by number and kind, and what jobs need on a node of a kind.
+
+Everything here is plain integers: a decision for thousands of nodes asks millions of times whether
+something fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from slurm_synergy.core.model import JobStatus, Node, Profile
+from slurm_synergy.core.resources import Resources
+
+__all__ = ["Amounts", "GpuLayout", "Need", "Needs", "Parts", "Pool", "Shape"]
+
+GpuLayout = tuple[str, tuple[tuple[str, int], ...]]
+"""A GPU type and (node, GPUs) pairs in rank order."""
+
+Amounts = tuple[int, int, int]
+"""GPUs, cores and MiB."""
+
+Parts = list[tuple[int, Amounts]]
+"""What is taken on which node, by number."""
+
+Shape = tuple[int, int | None, tuple[str, ...]]
+"""GPUs in total, number of nodes (None: free to split), and allowed GPU types (empty: any)."""
+
+# Needs outlive a round; users who name their memory to the MiB must not fill ours.
+_MOST_KNOWN = 100_000
+
+# Needs by rule, job and kind of node, which outlive the nodes themselves: these are new objects
+# whenever one of them goes down. The profile is kept so that its id, which is in the key, stays.
+_COMPUTED: dict[tuple[object, ...], tuple[Profile, Amounts]] = {}
+_MOST_COMPUTED = 20_000
+
+
+class Pool:
+    """The nodes of a round by number, in the order of their names, and their kinds.
+
+    Nodes of one kind have the same GPU type and hardware, so they mean the same to every job.
+    """
+
+    __slots__ = (
+        "_breadth",
+        "_on_one",
+        "kind_of",
+        "kinds",
+        "nodes",
+        "number",
+        "types",
+        "usable_cpus",
+        "usable_gpus",
+        "usable_mem_mib",
+    )
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self.nodes = tuple(nodes)
+        self.number = {node.name: number for number, node in enumerate(self.nodes)}
+        known: dict[tuple[str, Resources], int] = {}
+        self.kind_of = [
+            known.setdefault((node.gpu_type, node.total), len(known)) for node in self.nodes
+        ]
+        # One node of each kind stands for all of them.
+        self.kinds = [self.nodes[self.kind_of.index(kind)] for kind in range(len(known))]
+        # What may be used of each node this round.
+        capacities = [node.capacity for node in self.nodes]
+        self.usable_gpus = [one.gpus for one in capacities]
+        self.usable_cpus = [one.cpus for one in capacities]
+        self.usable_mem_mib = [one.mem_mib for one in capacities]
+        by_type: dict[str, list[int]] = {}
+        for kind, node in enumerate(self.kinds):
+            by_type.setdefault(node.gpu_type, []).append(kind)
+        self.types = tuple((name, tuple(by_type[name])) for name in sorted(by_type))
+        self._on_one: dict[tuple[int, int], GpuLayout] = {}
+        self._breadth: dict[tuple[str, ...], int] = {(): len(self.types)}
+
+    def breadth(self, gpu_types: tuple[str, ...]) -> int:
+        """How many of the pool's GPU types are among the allowed ones (any when empty)."""
+        found = self._breadth.get(gpu_types)
+        if found is None:
+            found = sum([name in gpu_types for name, _ in self.types])
+            self._breadth[gpu_types] = found
+        return found
+
+    def on_one(self, number: int, gpus: int) -> GpuLayout:
+        """``gpus`` GPUs of one node: the same object whenever asked."""
+        found = self._on_one.get((number, gpus))
+        if found is None:
+            node = self.nodes[number]
+            found = self._on_one[number, gpus] = (node.gpu_type, ((node.name, gpus),))
+        return found
+
+
+class Need:
+    """What jobs of one sort need on a kind of node for a number of their GPUs; computed once."""
+
+    __slots__ = ("_compute", "_known")
+
+    def __init__(self, compute: Callable[[int, int], Amounts]) -> None:
+        self._compute = compute
+        self._known: dict[tuple[int, int], Amounts] = {}
+
+    def at(self, kind: int, gpus: int) -> Amounts:
+        """GPUs, cores and MiB for ``gpus`` GPUs on a node of ``kind``."""
+        found = self._known.get((kind, gpus))
+        if found is None:
+            found = self._known[kind, gpus] = self._compute(kind, gpus)
+        return found
+
+
+class Needs:
+    """One ``Need`` for all jobs that ``rule`` treats alike.
+
+    The rules of ``core.pipeline`` look at the profile, the process memory, the tasks per node and
+    whether the job follows a lease; thousands of jobs share a few of those.
+    """
+
+    __slots__ = ("_by_object", "_by_value", "_kinds", "_rule")
+
+    def __init__(self, pool: Pool, rule: Callable[[JobStatus, Node, int], Resources]) -> None:
+        self._kinds = pool.kinds
+        self._rule = rule
+        # Most jobs share the profile object, which is quicker to look up than its value. It is
+        # kept beside the need, so that its id stays its own.
+        self._by_object: dict[tuple[int, int, int, bool], tuple[Profile, Need]] = {}
+        self._by_value: dict[object, Need] = {}
+
+    def of(self, status: JobStatus) -> Need:
+        """The need of the job; equal jobs get the same object."""
+        job, profile = status.job, status.profile
+        key = (id(profile), job.min_mem_mib_per_node, job.tasks_per_node, job.wrapped)
+        found = self._by_object.get(key)
+        if found is not None:
+            return found[1]
+        if len(self._by_object) > _MOST_KNOWN:
+            self._by_object.clear()
+            self._by_value.clear()
+        rates = tuple(sorted(profile.gpu_rate_per_gpu.items()))
+        value = (rates, profile.pipeline, profile.table, *key[1:])
+        need = self._by_value.get(value)
+        if need is None:
+            need = self._by_value[value] = self._shared(status, key)
+        self._by_object[key] = (profile, need)
+        return need
+
+    def _shared(self, status: JobStatus, key: tuple[int, int, int, bool]) -> Need:
+        """As ``own``, of what was computed before if that was for the same and the same node."""
+        compute, rule, kinds = self.own(status).at, self._rule, self._kinds
+
+        def look_up(kind: int, gpus: int) -> Amounts:
+            node = kinds[kind]
+            sort = (rule, key, node.gpu_type, node.total, gpus)
+            found = _COMPUTED.get(sort)
+            if found is None:
+                if len(_COMPUTED) > _MOST_COMPUTED:
+                    _COMPUTED.clear()
+                found = _COMPUTED[sort] = (status.profile, compute(kind, gpus))
+            return found[1]
+
+        return Need(look_up)
+
+    def own(self, status: JobStatus) -> Need:
+        """A need for this job alone, for rules that tell equal jobs apart."""
+        rule, kinds = self._rule, self._kinds
+
+        def compute(kind: int, gpus: int) -> Amounts:
+            share = rule(status, kinds[kind], gpus)
+            return share.gpus, share.cpus, share.mem_mib
+
+        return Need(compute)

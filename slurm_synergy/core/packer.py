@@ -1,0 +1,307 @@
+"""Finding places for GPU requests one after the other, in the order of a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from slurm_synergy.core.regrouping import pack_around, pack_at_last, retraced
+from slurm_synergy.core.request import Request, Step, Trail, parts_of
+from slurm_synergy.core.room import GpuLayout, Need, Parts, Pool, Room, Shape
+
+__all__ = ["Packer", "pack_gpus"]
+
+
+class Packer:
+    """Adds jobs one by one in priority order and keeps a feasible layout of all added.
+
+    A job that is added may take the GPUs of running jobs that come after it, but it does not move
+    those before it: migration costs a restart, and only a job of higher priority is worth it.
+    ``requests`` are the jobs to come, of which those count that hold something now. ``before`` is
+    the trail of an earlier packer for the same nodes.
+    """
+
+    def __init__(
+        self, pool: Pool, requests: Iterable[Request], before: Sequence[Step] = ()
+    ) -> None:
+        self._pool = pool
+        self._room = Room(pool)
+        self._added: dict[int, Request] = {}
+        self._layouts: dict[int, GpuLayout] = {}
+        self._bare = Need(lambda _kind, gpus: (gpus, 0, 0))
+        # Claims of running jobs whose turn has not come: avoided if there is another way.
+        self._claims = {
+            request.job_id: request.held_parts
+            for request in requests
+            if request.held is not None and not request.pinned
+        }
+        # What neither an added job nor a claim takes; made when a job first needs it.
+        self._unclaimed: Room | None = None
+        # What all added jobs leave that are where they run: the most that repacking could find.
+        self._anchored: Room | None = None
+        self._hopeless: set[tuple[Shape, Need]] = set()
+        # Nobody has held or claimed anything so far, and nobody had to make room.
+        self.is_plain = not self._claims
+        self._is_mixed = len(pool.types) > 1
+        # Added jobs that may use another GPU type as well, and their GPUs, by the type they have.
+        self._movable: dict[str, dict[int, Request]] = {}
+        self._movable_gpus: dict[str, int] = {}
+        # What was added before the first refusal, while that was so.
+        self.trail: Trail = []
+        self._before = before
+        self._refused = False
+
+    @property
+    def layouts(self) -> Mapping[int, GpuLayout]:
+        """Where each added job was put."""
+        return self._layouts
+
+    def retrace(self, walk: Iterable[Request]) -> list[Request]:
+        """Add the first jobs of ``walk`` as long as an earlier packer began with the same.
+
+        Only for a packer to which nothing was added.
+        """
+        if not self.is_plain:
+            return []
+        self.trail = list(retraced(self._room, walk, self._before))
+        added = [step[0] for step in self.trail]
+        self._added = {request.job_id: request for request in added}
+        self._layouts = {step[0].job_id: step[1] for step in self.trail}
+        self._count_movable()
+        return added
+
+    def fill(self, requests: Iterable[Request]) -> list[Request]:
+        """Add the first of ``requests`` that find a place at once: those that were added.
+
+        As ``add`` of each, but quicker; none where somebody holds or claims something. The next
+        one may find a place as well.
+        """
+        if not self.is_plain or self._anchored is not None:
+            return []
+        asked: list[Request] = []
+
+        def wanted() -> Iterator[tuple[Shape, Need]]:
+            for request in requests:
+                if request.held is not None:
+                    return
+                asked.append(request)
+                yield request.shape, request.need
+
+        steps = [(one, *put) for one, put in zip(asked, self._room.fill(wanted()), strict=False)]
+        for request, layout, _ in steps:
+            self._added[request.job_id] = request
+            self._layouts[request.job_id] = layout
+        if not self._refused:
+            self.trail += steps
+        return asked[: len(steps)]
+
+    def layout(self, job_id: int) -> GpuLayout | None:
+        """Where ``job_id`` was put, or None."""
+        return self._layouts.get(job_id)
+
+    def free_gpus(self, gpu_types: tuple[str, ...]) -> int:
+        """Free GPUs of the allowed type (any when empty) that has most of them free."""
+        return self._room.free_gpus(gpu_types)
+
+    def reachable_gpus(self, gpu_types: tuple[str, ...]) -> int:
+        """At most so many were free of one allowed type if added jobs left it for another type."""
+        free, most = self._room.free_gpus, self._room.free_gpus(gpu_types)
+        if self._movable_gpus:
+            types = [name for name, _ in self._pool.types]
+            everywhere = sum([free((name,)) for name in types])
+            for name, gpus in self._movable_gpus.items():
+                if not gpu_types or name in gpu_types:
+                    most = max(most, min(free((name,)) + gpus, everywhere))
+        return most
+
+    def _count_movable(self) -> None:
+        self._movable, self._movable_gpus = {}, {}
+        if self._is_mixed:
+            for job_id, request in self._added.items():
+                self._note_movable(request, self._layouts[job_id])
+
+    def _note_movable(self, request: Request, layout: GpuLayout) -> None:
+        kind = layout[0]
+        if layout != request.held and self._pool.breadth(request.shape[2]) > 1:
+            self._movable.setdefault(kind, {})[request.job_id] = request
+            self._movable_gpus[kind] = self._movable_gpus.get(kind, 0) + request.gpus
+
+    def fits_gpus_only(self, shape: Shape) -> bool:
+        """Whether such a job would fit if cores and memory did not matter."""
+        return self._room.find(shape, self._bare) is not None
+
+    def add(self, request: Request) -> bool:
+        """Add the request; False, and nothing changed, when it cannot be packed."""
+        claim = self._claims.pop(request.job_id, None)
+        if request.held is not None:
+            self.is_plain = False
+        if request.pinned or (request.may_stay and self._room.fits(request.held_parts)):
+            # What was claimed is taken now: nothing changes for those that avoid claims.
+            if claim is None and self._unclaimed is not None:
+                self._unclaimed.take(request.held_parts)
+            if self._anchored is not None:
+                self._anchored.take(request.held_parts)
+            self._room.take(request.held_parts)
+            assert request.held is not None
+            self._added[request.job_id] = request
+            self._layouts[request.job_id] = request.held
+            return True
+        if claim is not None and self._unclaimed is not None:
+            self._unclaimed.give(claim)
+        layout = self._elsewhere(request)
+        if layout is None:
+            self._refused = True
+            if self.reachable_gpus(request.shape[2]) < request.shape[0]:
+                return False
+            return self._repack(request)
+        parts = self._put(request, layout)
+        if self.is_plain and not self._refused:
+            self.trail.append((request, layout, parts))
+        return True
+
+    def _put(self, request: Request, layout: GpuLayout) -> Parts:
+        """Add the request there; what it takes."""
+        parts = parts_of(self._pool, layout, request.need)
+        self._room.take(parts)
+        if self._unclaimed is not None:
+            self._unclaimed.take(parts)
+        self._added[request.job_id] = request
+        self._layouts[request.job_id] = layout
+        if self._is_mixed:
+            self._note_movable(request, layout)
+        return parts
+
+    def _elsewhere(self, request: Request) -> GpuLayout | None:
+        """Free GPUs, preferably such as no running job behind this one claims."""
+        if self._unclaimed is None and self._claims:
+            self._unclaimed = self._room.copy()
+            for parts in self._claims.values():
+                self._unclaimed.take(parts)
+        layout = None
+        if self._unclaimed is not None:
+            layout = self._unclaimed.find(request.shape, request.need)
+        return layout or self._room.find(request.shape, request.need)
+
+    def _repack(self, request: Request) -> bool:
+        """Find room by rearranging the added jobs that do not sit where they already run.
+
+        A job for which that failed is not tried again after others were added.
+        """
+        sort = (request.shape, request.need)
+        if sort in self._hopeless:
+            return False
+        layout = self._make_way(request)
+        if layout is not None:
+            self._put(request, layout)
+            self.is_plain = False
+            return True
+        if self._anchored is None:
+            self._anchored = Room(self._pool)
+            for other in self._added.values():
+                if self._stays(other):
+                    self._anchored.take(other.held_parts)
+        packed = None
+        if self._anchored.find(*sort) is not None:
+            everyone = [*self._added.values(), request]
+            packed = pack_at_last(self._anchored, everyone, self._stays)
+        if packed is None:
+            self._hopeless.add(sort)
+            return False
+        self._added[request.job_id] = request
+        self._layouts = packed
+        self.is_plain = False
+        self._recount()
+        return True
+
+    def _make_way(self, request: Request) -> GpuLayout | None:
+        """Room for the request where added jobs, as few as needed, go to another GPU type."""
+        for gpu_type in sorted(self._movable):
+            if request.shape[2] and gpu_type not in request.shape[2]:
+                continue
+            moved: list[tuple[Request, GpuLayout]] = []
+            for other in self._movable_on(gpu_type, request):
+                before = self._layouts[other.job_id]
+                if not self._move_off(other, gpu_type):
+                    continue
+                moved.append((other, before))
+                layout = self._elsewhere(request)
+                if layout is not None:
+                    return layout
+            for other, before in reversed(moved):
+                self._move(other, before)
+        return None
+
+    def _movable_on(self, gpu_type: str, request: Request) -> list[Request]:
+        """Those that may leave the type: first the smallest ones whose place is large enough."""
+        found = list(self._movable[gpu_type].values())
+        wanted = request.shape[0]
+        found.sort(key=lambda one: (one.shape[0] < wanted, one.shape[0]))
+        return found
+
+    def _move_off(self, request: Request, gpu_type: str) -> bool:
+        gpus, nodes, allowed = request.shape
+        names = [name for name, _ in self._pool.types if name != gpu_type]
+        types = tuple([name for name in names if not allowed or name in allowed])
+        layout = (self._unclaimed or self._room).find((gpus, nodes, types), request.need)
+        if layout is not None:
+            self._move(request, layout)
+        return layout is not None
+
+    def _move(self, request: Request, layout: GpuLayout) -> None:
+        before = self._layouts[request.job_id]
+        parts = parts_of(self._pool, before, request.need)
+        self._room.give(parts)
+        if self._unclaimed is not None:
+            self._unclaimed.give(parts)
+        if self._movable.get(before[0], {}).pop(request.job_id, None) is not None:
+            self._movable_gpus[before[0]] -= request.gpus
+        self._put(request, layout)
+        # It may be back where it runs, which counts as staying.
+        self._anchored = None
+
+    def _stays(self, request: Request) -> bool:
+        return request.held is not None and self._layouts.get(request.job_id) == request.held
+
+    def _recount(self) -> None:
+        """Make the rooms anew from the layouts."""
+        self._room, self._unclaimed, self._anchored = Room(self._pool), None, None
+        for job_id, request in self._added.items():
+            layout = self._layouts[job_id]
+            if layout == request.held:
+                self._room.take(request.held_parts)
+            else:
+                self._room.take(parts_of(self._pool, layout, request.need))
+        self._count_movable()
+
+
+def pack_gpus(
+    pool: Pool, requests: Sequence[Request], trail: Trail | None = None
+) -> Mapping[int, GpuLayout | None]:
+    """Where each request goes, in priority order; None for those that cannot be packed.
+
+    Jobs that hold GPUs stay where they are if all others can be packed around them; otherwise jobs
+    are added in priority order, and running ones move for those before them. If even that leaves
+    one out, all that can be moved are packed anew, largest first. ``trail`` is that of the last
+    packing into these nodes when they were empty; it is replaced if they are so again.
+    """
+    room = Room(pool)
+    staying: set[int] = set()
+    for request in requests:
+        if request.pinned:
+            room.take(request.held_parts)
+            staying.add(request.job_id)
+    fixed = room.copy()
+    for request in requests:
+        if request.may_stay and not request.pinned and room.fits(request.held_parts):
+            room.take(request.held_parts)
+            staying.add(request.job_id)
+    empty = None if staying else trail
+    packed = pack_around(room, requests, lambda one: one.job_id in staying, empty)
+    if packed is not None:
+        return packed
+    packer = Packer(pool, requests)
+    added = sum([packer.add(request) for request in requests])
+    if added < len(requests):
+        anew = pack_at_last(fixed, requests, lambda one: one.pinned)
+        if anew is not None:
+            return anew
+    return {request.job_id: packer.layout(request.job_id) for request in requests}
