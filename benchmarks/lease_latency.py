@@ -1,19 +1,23 @@
 #!/usr/bin/env python3
 """How long a resize in place takes: from the controller's decision to all threads pinned.
 
-The controller's own keeper of leases (ledger on disk), its gRPC service and the launcher's own
-client, over loopback; credentials are made and decoded by MUNGE. The clock starts before
-``resize``, which is durable when it returns, and stops when the task's threads have their new
-masks, read back.
+The controller's own keeper of leases (ledger on disk) and its gRPC service, over loopback;
+credentials are made and decoded by MUNGE. The clock starts before ``resize``, which is durable when
+it returns, and stops when the task's threads have their new masks, read back.
 
-``one_node``: one resize after the other; the task is a process of its own with eight threads, which
-are pinned to other cores of this machine. ``many``: as many jobs as ``--leases`` says, four on a
-node, with a launcher's client each, in ten processes, each of which pins one thread of its own.
-Every round resizes all of them at once, as a round of the controller does; the clock of each
-lease starts with the round. ``round_ms`` is the time from there to the last lease in force,
-``decided_ms`` that of the resizes alone: cores of 125 nodes, and one transaction that is on disk.
-``cpu_ms`` is the CPU time of the controller's side per round. Without MUNGE registrations are not
-authenticated (``munge`` is false in the result); no resize needs it.
+``one_node``: one resize after the other, with the launcher's own client; the task is a process of
+its own with eight threads, which are pinned to other cores of this machine.
+
+``many``: as many jobs as ``--leases`` says, four on a node. Every round resizes all of them at
+once, as a round of the controller does; the clock of each lease starts with the round. On a cluster
+every launcher has a node's cores; here all of them share this machine's with the controller. So
+they are connections of two processes, each with the launchers' messages, the launchers' reading of
+the answers and choice of cores, and a thread of its own that is pinned. ``round_ms`` is the time
+until the last lease is in force, ``decided_ms`` that of the resizes alone: cores of 125 nodes, and
+one transaction that is on disk. ``cpu_ms`` is the CPU time per round of the controller's side,
+``clients_cpu_ms`` that of the launchers' until the last is in force: what a cluster does not have
+to share. Without MUNGE registrations are not authenticated (``munge`` is false in the result); no
+resize needs it.
 
     python benchmarks/lease_latency.py --json
 """
@@ -21,6 +25,7 @@ authenticated (``munge`` is false in the result); no resize needs it.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import json
 import os
@@ -31,6 +36,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,17 +44,20 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 from lease_world import LeaseWorld, munged, node_of_job
+from wire_launcher import WireLauncher
 
-from slurm_synergy.jobside.binding import choose_cpus, pin_tree
+from slurm_synergy.jobside.binding import CpuChoice, choose_cpus, pin_tree
 from slurm_synergy.jobside.board import Report
 from slurm_synergy.jobside.environment import Task
-from slurm_synergy.jobside.lease_client import LeaseClient
+from slurm_synergy.jobside.lease_client import LeaseClient, update_of
+from slurm_synergy.proto import lease_pb2 as pb
 
 EXIT_TOO_SLOW = 1
 LIMIT_ONE_NODE_S = 0.3
 LIMIT_MANY_S = 1.0
 PATIENCE_S = 60.0
-PROCESSES = 10
+PROCESSES = 2
+HOLD_S = 10.0
 _THREADS = """
 import sys, threading
 for _ in range(7):
@@ -82,6 +91,12 @@ class Pinned:
             return self._known[job_id][1]
 
 
+def folded(cores: Iterable[int], granted: Sequence[int]) -> CpuChoice:
+    """A lease's cores are more than this machine has: onto those that it has."""
+    count = len(granted)
+    return choose_cpus(sorted({core % count for core in cores}), granted, count)
+
+
 class Launcher:
     """A launcher's client, and what the launcher does with an update: pin, and note when."""
 
@@ -91,7 +106,7 @@ class Launcher:
         munge_socket: str,
         job_id: int,
         note: Callable[[int, int, float], None],
-        pid: int | None = None,
+        pid: int,
     ) -> None:
         self.job_id, self._pid, self._note = job_id, pid, note
         self._granted = sorted(os.sched_getaffinity(0))
@@ -124,15 +139,7 @@ class Launcher:
         grant = update.grant if update else None
         if grant is None or grant.generation == self._generation:
             return
-        # The lease's cores are more than this machine has: folded onto those that it has.
-        cores = sorted({core % len(self._granted) for core in grant.cores})
-        choice = choose_cpus(cores, self._granted, len(self._granted))
-        if self._pid is None:
-            os.sched_setaffinity(0, choice.cpus)
-            right = os.sched_getaffinity(0) == choice.cpus
-        else:
-            right = pin_tree(self._pid, choice.cpus).wrong == 0
-        if right:
+        if pin_tree(self._pid, folded(grant.cores, self._granted).cpus).wrong == 0:
             self._generation = grant.generation
             self._note(self.job_id, grant.generation, time.monotonic())
 
@@ -165,18 +172,50 @@ def _one_node(world: LeaseWorld, resizes: int) -> list[float]:
     return took_s
 
 
-def _clients(endpoint: str, munge_socket: str, job_ids: Iterable[int]) -> None:
-    """A process of clients; says on standard output what is in force, and when."""
-    lock = threading.Lock()
+class WireTask(WireLauncher):
+    """A launcher on the wire, with a thread of its own that it pins as its lease says."""
 
-    def note(job_id: int, generation: int, at_s: float) -> None:
-        with lock:
-            print(job_id, generation, at_s, flush=True)
+    def __init__(self, endpoint: str, job_id: int, over: threading.Event) -> None:
+        super().__init__(endpoint, job_id)
+        self._granted = sorted(os.sched_getaffinity(0))
+        self._thread = threading.Thread(target=over.wait, daemon=True)
+        self._thread.start()
 
-    launchers = [Launcher(endpoint, munge_socket, job_id, note) for job_id in job_ids]
-    sys.stdin.read()
-    with lock:
-        os._exit(0 if launchers else EXIT_TOO_SLOW)
+    async def live(self, pool: ThreadPoolExecutor, munge_socket: str) -> None:
+        """Register, then renew and obey until cancelled; tell what is in force, and when."""
+        reply = await self.register(pool, munge_socket)
+        known = 0
+        while True:
+            grant = update_of(reply).grant
+            if grant is not None and grant.generation != known and self._pinned(grant.cores):
+                known = grant.generation
+                print(self.job_id, known, time.monotonic(), flush=True)
+            reply = await self.renew(pb.Progress(), HOLD_S)
+
+    def _pinned(self, cores: Sequence[int]) -> bool:
+        choice = folded(cores, self._granted)
+        thread = self._thread.native_id
+        assert thread is not None
+        os.sched_setaffinity(thread, choice.cpus)
+        return os.sched_getaffinity(thread) == choice.cpus
+
+
+async def _live(endpoint: str, munge_socket: str, job_ids: Sequence[int]) -> None:
+    over = threading.Event()
+    ended = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    with ThreadPoolExecutor(2) as pool:
+        tasks = [WireTask(endpoint, job_id, over) for job_id in job_ids]
+        lives = [asyncio.create_task(task.live(pool, munge_socket)) for task in tasks]
+        # One that fails fails all: a lease that is not obeyed would be waited for.
+        await asyncio.wait({ended, *lives}, return_when=asyncio.FIRST_COMPLETED)
+        for life in lives:
+            life.cancel()
+        found = await asyncio.gather(*lives, return_exceptions=True)
+        await asyncio.gather(*(task.close() for task in tasks))
+    over.set()
+    failed = [one for one in found if not isinstance(one, asyncio.CancelledError)]
+    if failed:
+        raise RuntimeError(f"{len(failed)} launchers failed, the first: {failed[0]!r}")
 
 
 def _listen(lines: Iterable[bytes], pinned: Pinned) -> None:
@@ -187,18 +226,24 @@ def _listen(lines: Iterable[bytes], pinned: Pinned) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """Seconds: per lease, and per round until all are in force, of the resizes alone, and CPU."""
+    """Seconds: per lease; per round until all are in force, of the resizes alone, and of CPU."""
 
     leases_s: list[float]
     whole_s: list[float]
     decided_s: list[float]
     cpu_s: list[float]
+    clients_cpu_s: list[float]
+
+
+def _cpu_s(processes: Iterable[psutil.Process]) -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
 def _many(world: LeaseWorld, rounds: int) -> Rounds:
     """Rounds that resize all leases."""
     children = [_child(world, world.job_ids[part::PROCESSES]) for part in range(PROCESSES)]
-    found = Rounds(leases_s=[], whole_s=[], decided_s=[], cpu_s=[])
+    processes = [psutil.Process(child.pid) for child in children]
+    found = Rounds(leases_s=[], whole_s=[], decided_s=[], cpu_s=[], clients_cpu_s=[])
     pinned = Pinned()
     listeners = [
         threading.Thread(target=_listen, args=(child.stdout, pinned)) for child in children
@@ -209,11 +254,13 @@ def _many(world: LeaseWorld, rounds: int) -> Rounds:
         for job_id in world.job_ids:
             pinned.since(job_id, 1)
         for number in range(rounds):
+            before_s = _cpu_s(processes)
             began_s, began_cpu_s = time.monotonic(), time.process_time()
             wanted = world.resize_all(2 - number % 2)
             found.decided_s.append(time.monotonic() - began_s)
             took_s = [pinned.since(*one) - began_s for one in wanted.items()]
             found.cpu_s.append(time.process_time() - began_cpu_s)
+            found.clients_cpu_s.append(_cpu_s(processes) - before_s)
             found.leases_s.extend(took_s)
             found.whole_s.append(max(took_s))
     finally:
@@ -257,6 +304,7 @@ def measure(*, leases: int, resizes: int, rounds: int) -> Mapping[str, float | i
         "round_ms": statistics.median(many.whole_s) * 1e3,
         "decided_ms": statistics.median(many.decided_s) * 1e3,
         "cpu_ms": statistics.median(many.cpu_s) * 1e3,
+        "clients_cpu_ms": statistics.median(many.clients_cpu_s) * 1e3,
         "leases": leases,
         "munge": socket is not None,
         "load_1min": psutil.getloadavg()[0],
@@ -279,7 +327,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--jobs", default="", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.clients:
-        _clients(options.clients, options.munge, map(int, options.jobs.split(",")))
+        job_ids = [int(job_id) for job_id in options.jobs.split(",")]
+        asyncio.run(_live(options.clients, options.munge, job_ids))
+        return 0
     found = measure(leases=options.leases, resizes=options.resizes, rounds=options.rounds)
     if options.json:
         shown = {
@@ -296,7 +346,8 @@ def main(argv: list[str] | None = None) -> int:
             )
         print(
             f"a round of all: {found['round_ms']:.0f} ms, {found['decided_ms']:.0f} of it until "
-            f"it was on disk; {found['cpu_ms']:.0f} ms of CPU on the controller's side"
+            f"it was on disk; CPU time: {found['cpu_ms']:.0f} ms of the controller's side, "
+            f"{found['clients_cpu_ms']:.0f} ms of the launchers'"
         )
         print(f"load of this machine: {found['load_1min']:.1f}")
     fast = (

@@ -6,7 +6,7 @@ that is pinned to one core. The load comes from this process, on the other cores
 every launcher. First all register, each with a fresh MUNGE credential that the service decodes
 (munged runs where the system puts it); then each renews every ``--every`` seconds with its session
 token, which is all that a renewal is authenticated with. Progress is reported with every call and
-saved to the ledger every five seconds a job, as always. Nothing else is kept back or cached.
+saved to the ledger every five seconds, as always. Nothing else is kept back or cached.
 
 Renewals are due at times spread evenly, whether earlier ones were answered or not; the latency is
 from sending to the answer. ``--hold`` sends them as launchers do, to be held for up to ten seconds
@@ -22,7 +22,6 @@ import asyncio
 import contextlib
 import json
 import os
-import random
 import resource
 import statistics
 import subprocess
@@ -32,86 +31,37 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import grpc
-import grpc.aio
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from lease_world import LeaseWorld, munged, node_of_job
+from lease_world import LeaseWorld, munged
+from wire_launcher import WireLauncher
 
-from slurm_synergy.controller.auth import new_nonce, register_payload
-from slurm_synergy.jobside.lease_client import PROTOCOL, munge_credential
 from slurm_synergy.proto import lease_pb2 as pb
-from slurm_synergy.proto import lease_pb2_grpc as pb_grpc
 
 EXIT_TOO_SLOW = 1
 LIMIT_P99_S = 0.2
 RANKS = 4
 HOLD_S = 10.0
-_OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
 
 
-class Launcher:
-    """What the service sees of one launcher: a connection, a session, renewals."""
+class Launcher(WireLauncher):
+    """One that trains: it has done fifty more steps with every renewal."""
 
     def __init__(self, endpoint: str, job_id: int, rank: int) -> None:
-        self._channel = grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
-        self._stub: Any = pb_grpc.LeaseServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        self._task = pb.TaskId(
-            job_id=job_id,
-            rank=rank,
-            ranks=RANKS,
-            local_rank=rank,
-            local_ranks=RANKS,
-            node=node_of_job(job_id),
-        )
-        self._reply = pb.LeaseReply()
+        super().__init__(endpoint, job_id, rank, ranks=RANKS)
         self._steps = 0
 
-    async def register(self, pool: ThreadPoolExecutor, munge_socket: str) -> None:
-        """Introduce the task; again while the service has others to look at first."""
-        loop = asyncio.get_running_loop()
-        while True:
-            nonce = new_nonce()
-            payload = register_payload(self._task.job_id, 0, self._task.rank, nonce)
-            credential = "MUNGE:"
-            if munge_socket:
-                credential = await loop.run_in_executor(
-                    pool, munge_credential, payload, munge_socket
-                )
-            request = pb.RegisterRequest(
-                protocol=PROTOCOL, task=self._task, credential=credential, nonce=nonce
-            )
-            try:
-                self._reply = await self._stub.Register(request, timeout=60)
-                return
-            except grpc.aio.AioRpcError as err:
-                if err.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-                    raise
-                await asyncio.sleep(random.uniform(0.2, 1.0))
-
-    async def renew(self, wait_s: float) -> float:
+    async def timed_renewal(self, wait_s: float) -> float:
         """One renewal: how long it took beyond ``wait_s``, in seconds."""
         self._steps += 50
-        request = pb.RenewRequest(
-            token=self._reply.token,
-            task=self._task,
-            known_generation=self._reply.lease.generation,
-            known_stop=self._reply.stop_step,
-            progress=pb.Progress(step=self._steps, samples=8 * self._steps, step_s=0.5),
-            wait_s=wait_s,
-        )
-        began_s = time.monotonic()
-        reply = await self._stub.Renew(request, timeout=wait_s + 30)
-        if reply.gone or reply.lease.generation != self._reply.lease.generation:
+        progress = pb.Progress(step=self._steps, samples=8 * self._steps, step_s=0.5)
+        known, began_s = self.reply.lease.generation, time.monotonic()
+        reply = await self.renew(progress, wait_s)
+        if reply.gone or reply.lease.generation != known:
             raise RuntimeError(f"unexpected answer: {reply}")
         return max(0.0, time.monotonic() - began_s - wait_s)
-
-    async def close(self) -> None:
-        """Close the connection."""
-        await self._channel.close(None)
 
 
 def _serve(core: int, munge_socket: str, jobs: int) -> None:
@@ -157,7 +107,7 @@ async def _load(
     for number in range(int(options.seconds / options.every * count)):
         due_s = began_s + number * options.every / count
         await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-        calls.append(asyncio.create_task(launchers[number % count].renew(wait_s)))
+        calls.append(asyncio.create_task(launchers[number % count].timed_renewal(wait_s)))
     latencies = sorted(await asyncio.gather(*calls))
     busy = (_cpu_s(process) - used_s) / (time.monotonic() - began_s)
     memory_mib = process.memory_info().rss / 2**20

@@ -46,6 +46,7 @@ def check_command(config: Path | None, as_json: bool) -> None:
 def findings(settings: Settings, file: str) -> Sequence[Finding]:
     """Everything that can be found out from here."""
     from slurm_synergy.cli.config_cmd import check as check_settings
+    from slurm_synergy.cli.helper_checks import helper_findings
     from slurm_synergy.cli.machine_checks import machine_findings
     from slurm_synergy.slurm.checks import slurm_findings
     from slurm_synergy.slurm.commands import SlurmCommands
@@ -72,6 +73,7 @@ def findings(settings: Settings, file: str) -> Sequence[Finding]:
     found += slurm_findings(evidence, settings, acts=acts)
     slurm_conf = evidence.config.raw.get("SLURM_CONF", "") if evidence.config else ""
     found += machine_findings(settings, os.environ, slurm_conf=slurm_conf, acts=acts)
+    found += helper_findings(settings)
     return found
 
 

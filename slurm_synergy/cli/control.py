@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
+from slurm_synergy.cli.holdings import holdings
 from slurm_synergy.cli.tables import print_table
 from slurm_synergy.config import DEFAULT_PATH, Settings, load_settings, parse_address
 from slurm_synergy.core.wording import clipped, percent
@@ -226,11 +227,17 @@ def status(config: Path | None, as_json: bool) -> None:
                 f"{node['gpus_used']}/{node['gpus']}",
                 f"{node['cpus_used']}/{node['cpus']}",
                 f"{_gib(node['mem_mib_used'])}/{_gib(node['mem_mib'])}G",
-                "up" if node["usable"] else "not usable",
+                _node_state(node),
             )
             for node in content["nodes"]
         ],
     )
+
+
+def _node_state(node: Mapping[str, Any]) -> str:
+    state = "up" if node["usable"] else "not usable"
+    helper = node.get("helper")
+    return f"{state}, no helper" if helper and helper["silent"] else state
 
 
 _JOB_COLUMNS = (
@@ -258,7 +265,7 @@ def jobs(config: Path | None, as_json: bool) -> None:
 
 
 def _job_row(job: Mapping[str, Any]) -> tuple[str, ...]:
-    lease = job["lease"]
+    lease = holdings(job)
     nodes = lease["nodes"] if lease else []
     rate = lease["progress"]["samples_per_s"] if lease else 0
     reason = (lease or {}).get("stop") or job["reason"]
@@ -268,7 +275,7 @@ def _job_row(job: Mapping[str, Any]) -> tuple[str, ...]:
         job["user"],
         clipped(job["name"] or "-"),
         job["phase"],
-        _gpus(job, nodes),
+        _gpus(job, lease),
         str(sum(node["cpus"] for node in nodes)) if nodes else "-",
         f"{_gib(sum(node['mem_mib'] for node in nodes))}G" if nodes else "-",
         ",".join(node["node"] for node in nodes) or "-",
@@ -278,15 +285,15 @@ def _job_row(job: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _gpus(job: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> str:
+def _gpus(job: Mapping[str, Any], held: Mapping[str, Any] | None) -> str:
     """What the job asks for; of an elastic one what it holds, with the type, of how many at most.
 
     What it may have at most is for those who see its hints.
     """
     if job.get("elasticity", "rigid") == "rigid":
         return str(job["gpus"])
-    held = f"{sum(node['gpus'] for node in nodes)} {job['lease']['gpu_type']}" if nodes else "-"
-    return f"{held} of {job['most_gpus']}" if "most_gpus" in job else held
+    has = f"{sum(node['gpus'] for node in held['nodes'])} {held['gpu_type']}" if held else "-"
+    return f"{has} of {job['most_gpus']}" if "most_gpus" in job else has
 
 
 def _gib(mem_mib: int) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from slurm_synergy.config import parse_address
+from slurm_synergy.core.wording import counted
 from slurm_synergy.devcluster import DevCluster, default_state_dir, load_shapes, parse_shape
 from slurm_synergy.errors import ConfigError
 
@@ -100,7 +101,9 @@ def up(
     if as_json:
         click.echo(json.dumps({**status.to_json(), "took_s": round(took_s, 3)}))
         return
-    click.echo(f"{status.slurm} is up with {len(status.nodes)} nodes in {status.state_dir}")
+    click.echo(
+        f"{status.slurm} is up with {counted(len(status.nodes), 'node')} in {status.state_dir}"
+    )
     for note in status.notes:
         click.echo(f"note: {note}")
     given = f" --dir {shlex.quote(str(state_dir))}" if state_dir else ""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from slurm_synergy.cli.control import ENDPOINT_FILE
 from slurm_synergy.config import ANY_HOST, Mode, Settings, parse_address
+from slurm_synergy.core.wording import counted
 from slurm_synergy.errors import DevClusterError, MungeError
 from slurm_synergy.slurm.findings import Finding, fail, ok, warn
 
@@ -85,7 +86,7 @@ def _state_dir(directory: Path, journal_mib: int) -> Iterator[Finding]:
             f"chown to the controller's user, chmod 0700 {directory} and 0600 its files",
         )
     else:
-        yield ok("state_dir", f"{directory}: private, {len(names)} files")
+        yield ok("state_dir", f"{directory}: private, {counted(len(names), 'file')}")
     yield _room(directory, journal_mib)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slurm_synergy.cli.holdings import holdings
 from slurm_synergy.core.wording import clipped, duration, gib, percent
 
 __all__ = ["NODE_COLUMNS", "QUEUE_COLUMNS", "RUN_COLUMNS", "Screen", "screen_of"]
@@ -33,12 +34,14 @@ class Screen:
 def screen_of(status: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]]) -> Screen:
     """The picture of these answers."""
     nodes = {node["node"]: node for node in status["nodes"]}
-    placed = [job for job in jobs if job["lease"]]
+    placed = [{**job, "lease": held} for job in jobs if (held := holdings(job)) is not None]
     return Screen(
         headline=_headline(status),
         nodes=tuple(_node(node, placed) for node in nodes.values()),
         running=tuple(_running(job, nodes) for job in placed),
-        queue=tuple(_waiting(job) for job in jobs if not job["lease"] and job["phase"] == _WAITS),
+        queue=tuple(
+            _waiting(job) for job in jobs if holdings(job) is None and job["phase"] == _WAITS
+        ),
     )
 
 

@@ -13,7 +13,7 @@ import logging
 import resource
 import socket
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -36,6 +36,7 @@ from slurm_synergy.controller.call_guard import (
 )
 from slurm_synergy.controller.control_service import CONTROL_CALLS, ControlPort, ControlService
 from slurm_synergy.controller.learning_points import MOST_TIMES, StepTime, TrainingReport
+from slurm_synergy.controller.lease_table import Listener
 from slurm_synergy.controller.leases import Gone, LeaseBook, Over, TaskView
 from slurm_synergy.controller.node_service import NODE_CALLS, NodeService
 from slurm_synergy.controller.probes import Measured, TaskProfiling
@@ -183,16 +184,20 @@ class LeaseServer:
             await self._ending.wait()
             await server.stop(_STOP_GRACE_S)
 
-    def _wake_with(self, service: _LeaseService, nodes: NodeService) -> Callable[[int], None]:
+    def _wake_with(self, service: _LeaseService, nodes: NodeService) -> Listener:
         loop = self._loop
         assert loop is not None
 
-        def wake(job_id: int) -> None:
-            lease = self._leases.lease(job_id)
-            names = lease.placement.nodes if lease is not None else ()
+        def wake(job_ids: Collection[int]) -> None:
+            nodes_of = self._leases.nodes_of(job_ids)
+            # All in one call: each is a system call, and lets the threads change.
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(service.wake, job_id)
-                loop.call_soon_threadsafe(nodes.wake, job_id, names)
+                loop.call_soon_threadsafe(both, nodes_of)
+
+        def both(nodes_of: Mapping[int, tuple[str, ...]]) -> None:
+            service.wake(nodes_of)
+            for job_id, names in nodes_of.items():
+                nodes.wake(job_id, names)
 
         return wake
 
@@ -219,12 +224,13 @@ class _LeaseService:
         self._of_job = Buckets(per_s=300.0, burst=6000)
         self._ends_of_job = Buckets(per_s=20.0, burst=4000)
 
-    def wake(self, job_id: int) -> None:
-        """There may be news for the tasks of this job."""
+    def wake(self, job_ids: Iterable[int]) -> None:
+        """There may be news for the tasks of these jobs."""
         self._news += 1
-        event = self._events.pop(job_id, None)
-        if event is not None:
-            event.set()
+        for job_id in job_ids:
+            event = self._events.pop(job_id, None)
+            if event is not None:
+                event.set()
 
     @answered
     async def Register(self, request: pb.RegisterRequest, peer: str) -> pb.LeaseReply:
@@ -261,7 +267,9 @@ class _LeaseService:
             identity = await self._identity(request.token, request.task)
             self._count(identity)
             news = self._news
-            view = await self.calls.run(self._leases.renew, identity, report)
+            view = self._leases.renew_at_once(identity, report)
+            if view is None:
+                view = await self.calls.run(self._leases.renew, identity, report)
             if request.wait_s > 0 and not _is_news(view, request):
                 view = await self._hold(identity, request, view, news)
             return _reply(view)

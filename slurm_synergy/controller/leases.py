@@ -8,24 +8,25 @@ generation, is written to the ledger first, and then wakes the tasks that wait f
 from __future__ import annotations
 
 import logging
-import secrets
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from slurm_synergy.cluster import Clock, StopState
-from slurm_synergy.controller.binding import CoreBinding, CoreRequest, assign_cores
 from slurm_synergy.controller.learning import JobTold
 from slurm_synergy.controller.learning_steps import Progress
+from slurm_synergy.controller.lease_probing import ProbingLeases
+from slurm_synergy.controller.lease_table import Listener
+from slurm_synergy.controller.lease_terms import described, resized, same_terms, unbound
 from slurm_synergy.controller.ledger import Ledger, StoredLease
 from slurm_synergy.controller.node_view import NodeView, node_view
-from slurm_synergy.controller.probes import Measured, Probe, Probes, TaskProfiling
+from slurm_synergy.controller.sessions import Sessions
+from slurm_synergy.controller.task_view import Gone, NotYetKnown, Over, TaskView, UnknownToken
 from slurm_synergy.controller.tasks import JobTasks, TaskIdentity, TaskReport
 from slurm_synergy.core.model import JobStatus, Lease, Node, Placement, Reason
 from slurm_synergy.core.resources import Resources
+from slurm_synergy.core.wording import counted
 from slurm_synergy.errors import LeaseError, LedgerError
-from slurm_synergy.profiler.refining import Sums
 
 __all__ = ["Gone", "LeaseBook", "NotYetKnown", "Over", "TaskView", "UnknownToken"]
 
@@ -35,53 +36,7 @@ _SAVE_PROGRESS_EVERY_S = 5.0
 _ENDED_REMEMBERED = 4096
 
 
-class Gone(LeaseError):
-    """The job or this incarnation of it is not scheduled any more."""
-
-
-class Over(Gone):
-    """Slurm has ended this incarnation: whatever of it is left must not go on.
-
-    The job is started anew, here or elsewhere; two copies would spoil each other's work.
-    """
-
-
-class NotYetKnown(LeaseError):
-    """A newer incarnation than ours: it will be known after the next look at the queue."""
-
-
-class UnknownToken(LeaseError):
-    """The session token is not (or no longer) one of ours: register again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskView:
-    """What one task may know of its job's lease, on its own node."""
-
-    generation: int
-    expires_in_s: float
-    cores: tuple[int, ...]
-    floor_cores: tuple[int, ...]
-    mem_mib: int
-    floor_mem_mib: int
-    node_cores: int
-    stop: bool
-    stop_within_s: float
-    stop_step: int
-    stop_committed: bool
-    grace_s: float = 0.0
-    probe: Probe | None = None
-    batch_size: int = 0
-
-
-@dataclass(slots=True)
-class _Entry:
-    stored: StoredLease
-    tasks: JobTasks = field(default_factory=JobTasks)
-    progress_saved_s: float = 0.0
-
-
-class LeaseBook:
+class LeaseBook(ProbingLeases):
     """All leases; thread-safe. Implements ``LeasePort`` of the seam.
 
     ``node_of`` yields a node of the pool by name (None: not known now); it must not call back.
@@ -103,32 +58,13 @@ class LeaseBook:
         on_measured: Callable[[int], None] = lambda job_id: None,
         on_training: Callable[[JobTold], None] = lambda told: None,
     ) -> None:
-        self._ledger, self._clock, self._lease_s = ledger, clock, lease_s
-        self._node_of, self._on_event, self._grace_of = node_of, on_event, grace_of
-        self._on_measured, self._on_training = on_measured, on_training
-        self._probes = Probes(
-            node_of=node_of,
-            leases_on=self._leases_on,
-            reserved_on=lambda name: self._reserved.get(name, frozenset()),
-        )
-        self._lock = threading.RLock()
-        self._entries: dict[int, _Entry] = {}
-        self._tokens: dict[str, TaskIdentity] = {}
-        self._token_of: dict[TaskIdentity, str] = {}
-        self._on_node: dict[str, set[int]] = {}
-        self._reserved: dict[str, frozenset[int]] = {}
-        self._ended: dict[int, int] = {}
-        self._gpus: dict[int, dict[str, tuple[int, ...]]] = {}
-        self._listeners: list[Callable[[int], None]] = []
-        for stored in ledger.load_leases():
-            # Renewals are not written: whoever was told of it last may have all of its time left.
-            lease = replace(stored.lease, expires_s=clock.now_s() + lease_s)
-            entry = _Entry(replace(stored, lease=lease))
-            entry.tasks.restore(stored.finished)
-            self._entries[stored.lease.job_id] = entry
-            self._note_nodes(stored.lease.job_id)
+        super().__init__(ledger, clock, lease_s=lease_s, node_of=node_of, grace_of=grace_of)
+        self._on_event, self._on_measured, self._on_training = on_event, on_measured, on_training
+        self._sessions = Sessions()
         # Their floors were put in place by the controller before this one.
         self._settled = set(self._entries)
+        self._unsaved: set[int] = set()
+        self._progress_saved_s = 0.0
 
     # LeasePort of the seam
 
@@ -150,9 +86,13 @@ class LeaseBook:
         with self._lock:
             old = self._entries.get(job_id)
             same_run = old is not None and old.stored.incarnation == incarnation
-            if old is not None and same_run and _equal(old.stored, owner_uid, placement, granted):
+            if (
+                old is not None
+                and same_run
+                and same_terms(old.stored, owner_uid, placement, granted)
+            ):
                 return old.stored.lease
-            unknown = [node for node in placement.nodes if self._node_of(node) is None]
+            unknown = [node for node in placement.nodes if self._cores.node_of(node) is None]
             if unknown:
                 raise LeaseError(f"job {job_id}: not nodes of the pool: {', '.join(unknown)}")
             lease = Lease(
@@ -178,13 +118,12 @@ class LeaseBook:
             before = old.stored.lease.placement.nodes if old else ()
             changed = self._change({job_id: stored}, (*before, *placement.nodes))
             self._entries[job_id].tasks = tasks
-            if not same_run:
-                self._probes.end(job_id)
             self._ended.pop(job_id, None)
             if not same_run:
-                self._gpus.pop(job_id, None)
+                self._probes.end(job_id)
+                self._cores.forget_gpus(job_id)
                 self._settled.discard(job_id)
-                self._drop_tokens(job_id)
+                self._sessions.end_all_of(job_id)
             lease = self._entries[job_id].stored.lease
         self._announce(changed)
         return lease
@@ -213,7 +152,7 @@ class LeaseBook:
                 try:
                     stored = self._stored(job_id)
                     if stored.lease.placement != placement:
-                        updates[job_id] = _resized(stored, placement)
+                        updates[job_id] = resized(stored, placement)
                 except LeaseError as err:
                     refused[job_id] = err
             if updates:
@@ -263,28 +202,27 @@ class LeaseBook:
             entry = self._entries.get(job_id)
             if entry is None:
                 return
-            self._save_progress(entry)
+            self._save_progress((entry,))
             self._ledger.end_lease(job_id)
-            self._leave_nodes(job_id)
+            self._cores.leave(entry.stored)
             del self._entries[job_id]
+            self._unsaved.discard(job_id)
             self._probes.end(job_id)
-            self._gpus.pop(job_id, None)
+            self._cores.forget_gpus(job_id)
             self._settled.discard(job_id)
             if over:
                 self._ended[job_id] = entry.stored.incarnation
             while len(self._ended) > _ENDED_REMEMBERED:
                 del self._ended[next(iter(self._ended))]
-            self._drop_tokens(job_id)
+            self._sessions.end_all_of(job_id)
             changed = self._change({}, entry.stored.lease.placement.nodes)
         self._announce({job_id, *changed})
 
     def set_reserved(self, node: str, cores: Iterable[int]) -> None:
         """Keep all leases off these cores of a node: a job without the wrapper runs there."""
         with self._lock:
-            wanted = frozenset(cores)
-            if self._reserved.get(node, frozenset()) == wanted:
+            if not self._cores.reserve(node, cores):
                 return
-            self._reserved[node] = wanted
             changed = self._change({}, (node,))
         self._announce(changed)
 
@@ -294,25 +232,19 @@ class LeaseBook:
         Slurm chooses them at the start, after the lease was made. Later its floor stays.
         """
         with self._lock:
-            entry = self._entries.get(job_id)
-            if entry is None or self._gpus.get(job_id) == gpus:
+            before = self._cores.gpus_of(job_id)
+            if job_id not in self._entries or before == gpus:
                 return
-            known, self._gpus[job_id] = job_id in self._gpus, dict(gpus)
-            nodes = [node for name in gpus if (node := self._node_of(name)) is not None]
-            moving = {node.name for node in nodes if self._near(job_id, node)}
-            if known or job_id in self._settled or not moving:
+            self._cores.note_gpus(job_id, gpus)
+            nodes = [node for name in gpus if (node := self._cores.node_of(name)) is not None]
+            moving = {node.name for node in nodes if self._cores.near(job_id, node)}
+            if before is not None or job_id in self._settled or not moving:
                 return
             # Those that start beside it have no final place yet either.
-            fresh = {job_id, *(self._entries.keys() - self._gpus.keys() - self._settled)}
-            anew = {one: _unbound(self._entries[one].stored, moving) for one in fresh}
+            fresh = {job_id, *(self._entries.keys() - self._cores.placed() - self._settled)}
+            anew = {one: unbound(self._entries[one].stored, moving) for one in fresh}
             changed = self._change(anew, moving)
         self._announce(changed)
-
-    def _near(self, job_id: int, node: Node) -> tuple[int, ...]:
-        """The sockets of the job's GPUs on the node, as far as they are known."""
-        ids = self._gpus.get(job_id, {}).get(node.name, ())
-        known = {node.gpu_sockets[one] for one in ids if one < len(node.gpu_sockets)}
-        return tuple(sorted(known - {-1}))
 
     def lease(self, job_id: int) -> Lease | None:
         """The lease in force, or None."""
@@ -337,20 +269,28 @@ class LeaseBook:
         with self._lock:
             return tuple(sorted(self._entries))
 
+    def nodes_of(self, job_ids: Iterable[int]) -> Mapping[int, tuple[str, ...]]:
+        """The nodes of each job's lease; none of a job without one."""
+        with self._lock:
+            return {
+                job_id: entry.stored.lease.placement.nodes if entry else ()
+                for job_id, entry in ((one, self._entries.get(one)) for one in job_ids)
+            }
+
     def on_node(self, name: str) -> tuple[NodeView, ...]:
         """The leases of all jobs that hold something on a node, by job id."""
         with self._lock:
-            now_s, node = self._clock.now_s(), self._node_of(name)
+            now_s, node = self._clock.now_s(), self._cores.node_of(name)
             cores = node.total.cpus if node else 0
             return tuple(
                 node_view(self._entries[one].stored, name, now_s=now_s, node_cores=cores)
-                for one in sorted(self._on_node.get(name, ()))
+                for one in sorted(self._cores.jobs_on(name))
             )
 
     # The tasks' side
 
-    def subscribe(self, listener: Callable[[int], None]) -> None:
-        """Have ``listener`` called with a job id whenever there is news for its tasks."""
+    def subscribe(self, listener: Listener) -> None:
+        """Have ``listener`` called with the ids of jobs whenever there is news for their tasks."""
         with self._lock:
             self._listeners.append(listener)
 
@@ -371,9 +311,7 @@ class LeaseBook:
             first = entry.tasks.register(identity)
             # Whoever measured is not there any more, or not alone.
             probed = self._probes.end(identity.job_id)
-            self._tokens.pop(self._token_of.get(identity, ""), None)
-            token = secrets.token_urlsafe(32)
-            self._tokens[token], self._token_of[identity] = identity, token
+            token = self._sessions.begin(identity)
             view = self._extended(entry, identity)
         if probed:
             self._announce({identity.job_id})
@@ -388,7 +326,7 @@ class LeaseBook:
         """
         with self._lock:
             self._current(job_id, restart_count)
-            found = self._tokens.get(token)
+            found = self._sessions.task_of(token)
             claimed = (job_id, restart_count, rank)
             if found is None or (found.job_id, found.restart_count, found.rank) != claimed:
                 raise UnknownToken("unknown session token: register again")
@@ -397,20 +335,48 @@ class LeaseBook:
     def renew(self, identity: TaskIdentity, report: TaskReport) -> TaskView:
         """Take in progress, extend the lease, and say how it stands. Raises Gone."""
         with self._lock:
-            entry = self._current(identity.job_id, identity.restart_count)
-            now_s = self._clock.now_s()
-            moved = entry.tasks.report(identity, report, now_s)
-            if now_s - entry.progress_saved_s >= _SAVE_PROGRESS_EVERY_S:
-                try:
-                    self._save_progress(entry)
-                except LedgerError as err:
-                    # A full disk must not take the lease from a running job.
-                    _LOG.error("progress of job %d is not saved: %s", identity.job_id, err)
-            probe = self._probes.of(identity.job_id)
-            answered = probe is not None and bool(entry.tasks.answers(probe.number))
-            # While it is probed the job is not as fast as it is.
-            told = _told(entry.stored, identity, report) if probe is None else None
-            view = self._extended(entry, identity)
+            renewed = self._renewed(identity, report)
+            self._save_progress_if_due()
+        return self._told(identity, *renewed)
+
+    def renew_at_once(self, identity: TaskIdentity, report: TaskReport) -> TaskView | None:
+        """``renew``, unless that would wait for a disk or for others; then None, and no change.
+
+        For a thread that must not wait until somebody has written something. Raises Gone.
+        """
+        if report.training is not None or not self._lock.acquire(blocking=False):
+            return None
+        try:
+            probed = self._probes.of(identity.job_id) is not None
+            if probed or self._progress_is_due():
+                return None
+            renewed = self._renewed(identity, report)
+        finally:
+            self._lock.release()
+        return self._told(identity, *renewed)
+
+    def _renewed(
+        self, identity: TaskIdentity, report: TaskReport
+    ) -> tuple[TaskView, bool, JobTold | None, bool]:
+        """The view; whether a stop moved; what is told of training; whether a probe is answered."""
+        entry = self._current(identity.job_id, identity.restart_count)
+        moved = entry.tasks.report(identity, report, self._clock.now_s())
+        self._unsaved.add(identity.job_id)
+        probe = self._probes.of(identity.job_id)
+        answered = probe is not None and bool(entry.tasks.answers(probe.number))
+        # While it is probed the job is not as fast as it is.
+        told = _training_told(entry.stored, identity, report) if probe is None else None
+        return self._extended(entry, identity), moved, told, answered
+
+    def _told(
+        self,
+        identity: TaskIdentity,
+        view: TaskView,
+        moved: bool,
+        told: JobTold | None,
+        answered: bool,
+    ) -> TaskView:
+        """Have others know what a renewal brought; the lock is not held."""
         if moved:
             self._announce({identity.job_id})
         if told is not None:
@@ -419,6 +385,23 @@ class LeaseBook:
             self._on_measured(identity.job_id)
             view = self.view(identity)
         return view
+
+    def _progress_is_due(self) -> bool:
+        return self._clock.now_s() - self._progress_saved_s >= _SAVE_PROGRESS_EVERY_S
+
+    def _save_progress_if_due(self) -> None:
+        """Write the progress of all that told some since the last time, in one transaction."""
+        if not self._progress_is_due():
+            return
+        self._progress_saved_s = self._clock.now_s()
+        entries = [self._entries[one] for one in self._unsaved if one in self._entries]
+        try:
+            self._save_progress(entries)
+        except LedgerError as err:
+            # A full disk must not take the lease from a running job.
+            _LOG.error("the progress of %s is not saved: %s", counted(len(entries), "job"), err)
+        else:
+            self._unsaved.clear()
 
     def view(self, identity: TaskIdentity) -> TaskView:
         """Extend the lease and say how it stands for that task. Raises Gone."""
@@ -448,219 +431,25 @@ class LeaseBook:
             )
             entry.stored = replace(entry.stored, finished=entry.tasks.ended_reports())
             self._ledger.save_leases([entry.stored])
-            self._save_progress(entry)
+            self._save_progress((entry,))
         self._announce({identity.job_id})
         self._on_event(identity.job_id)
 
-    # Profiling leases
-
-    def measurable_jobs(self) -> tuple[int, ...]:
-        """Jobs all of whose tasks train and can measure, by id; none that shall stop."""
-        with self._lock:
-            return tuple(
-                job_id
-                for job_id, entry in sorted(self._entries.items())
-                if entry.stored.stopping is None and entry.tasks.measurable
-            )
-
-    def profiling(self, job_id: int) -> tuple[TaskProfiling, ...]:
-        """What the job's tasks told of themselves, by rank; none without a lease."""
-        with self._lock:
-            entry = self._entries.get(job_id)
-            return entry.tasks.profiling() if entry else ()
-
-    def sums(self, job_id: int) -> tuple[Sums, ...]:
-        """What the job's tasks have done so far, by rank; none without a lease."""
-        with self._lock:
-            entry = self._entries.get(job_id)
-            return entry.tasks.sums() if entry else ()
-
-    def owner_of(self, job_id: int) -> int | None:
-        """The user id of the job's owner; None without a lease."""
-        with self._lock:
-            entry = self._entries.get(job_id)
-            return entry.stored.owner_uid if entry else None
-
-    def free_cores(self, node: str) -> frozenset[int]:
-        """Cores of a node that are nobody's: in no lease, no floor, no probe, not reserved."""
-        with self._lock:
-            return self._probes.free(node)
-
-    def probe(self, job_id: int, probe: Probe, cpus: int) -> Probe | None:
-        """Have a job measure ``probe`` with ``cpus`` cores on each of its nodes, from now on.
-
-        None when it holds no lease, shall stop, or there are not that many cores now. An earlier
-        probe of the job ends.
-        """
-        with self._lock:
-            entry = self._entries.get(job_id)
-            if entry is None or entry.stored.stopping is not None:
-                return None
-            begun = self._probes.begin(entry.stored.lease, probe, cpus)
-        if begun is not None:
-            self._announce({job_id})
-        return begun
-
-    def end_probe(self, job_id: int) -> None:
-        """The job has the cores of its lease again; without a probe nothing happens."""
-        with self._lock:
-            ended = self._probes.end(job_id)
-        if ended:
-            self._announce({job_id})
-
-    def probing(self, job_id: int) -> Probe | None:
-        """The job's probe, unless it has ended or its cores were taken back."""
-        with self._lock:
-            return self._probes.of(job_id)
-
-    def answers(self, job_id: int) -> tuple[Measured, ...]:
-        """What all tasks answered to the job's probe, by rank; none before the last of them."""
-        with self._lock:
-            entry, probe = self._entries.get(job_id), self._probes.of(job_id)
-            return entry.tasks.answers(probe.number) if entry and probe else ()
-
-    def _leases_on(self, name: str) -> tuple[Lease, ...]:
-        return tuple(self._entries[one].stored.lease for one in self._on_node.get(name, ()))
+    # Status
 
     def snapshot(self) -> Mapping[int, Mapping[str, object]]:
         """All leases as JSON values, by job id, for status output."""
         with self._lock:
             now_s = self._clock.now_s()
-            return {job_id: _describe(e, now_s) for job_id, e in sorted(self._entries.items())}
-
-    # Inside; the lock is held
-
-    def _current(self, job_id: int, restart_count: int) -> _Entry:
-        entry = self._entries.get(job_id)
-        if entry is None:
-            if restart_count <= self._ended.get(job_id, -1):
-                raise Over(f"restart {restart_count} of job {job_id} has ended")
-            raise Gone(f"job {job_id} holds no lease")
-        if restart_count < entry.stored.incarnation:
-            raise Over(f"job {job_id} was restarted since (restart {entry.stored.incarnation})")
-        if restart_count > entry.stored.incarnation:
-            raise NotYetKnown(f"restart {restart_count} of job {job_id} is not known yet")
-        return entry
-
-    def _stored(self, job_id: int) -> StoredLease:
-        entry = self._entries.get(job_id)
-        if entry is None:
-            raise LeaseError(f"job {job_id} holds no lease")
-        return entry.stored
-
-    def _change(self, updates: Mapping[int, StoredLease], nodes: Iterable[str]) -> set[int]:
-        """Write updated leases and what they do to others on ``nodes``; ids of changed leases."""
-        beside = {node: set(self._on_node.get(node, ())) for node in nodes}
-        after = {one: self._entries[one].stored for jobs in beside.values() for one in jobs}
-        for job_id, stored in updates.items():
-            after[job_id] = stored
-            for node in beside.keys() & set(stored.lease.placement.nodes):
-                beside[node].add(job_id)
-        for node, jobs in sorted(beside.items()):
-            after.update(self._rebound(node, {job_id: after[job_id] for job_id in jobs}))
-        changed: dict[int, StoredLease] = {}
-        for job_id, stored in after.items():
-            known = self._entries.get(job_id)
-            if known is None or stored != known.stored:
-                lease = replace(stored.lease, generation=stored.lease.generation + 1)
-                changed[job_id] = replace(stored, lease=lease)
-        if changed:
-            self._ledger.save_leases(changed.values())
-        for job_id, stored in changed.items():
-            if job_id in self._entries:
-                self._leave_nodes(job_id)
-                self._entries[job_id].stored = stored
-            else:
-                self._entries[job_id] = _Entry(stored)
-            self._note_nodes(job_id)
-        return set(changed) | self._probes.take_back(beside)
-
-    def _note_nodes(self, job_id: int) -> None:
-        for node in self._entries[job_id].stored.lease.placement.nodes:
-            self._on_node.setdefault(node, set()).add(job_id)
-
-    def _leave_nodes(self, job_id: int) -> None:
-        for node in self._entries[job_id].stored.lease.placement.nodes:
-            self._on_node[node].discard(job_id)
-            if not self._on_node[node]:
-                del self._on_node[node]
-
-    def _rebound(self, name: str, leases: Mapping[int, StoredLease]) -> dict[int, StoredLease]:
-        node = self._node_of(name)
-        if node is None:
-            # It left the pool with jobs on it: they keep what they have.
-            return {}
-        requests = [
-            CoreRequest(
-                job_id=job_id,
-                cores=stored.lease.placement.on(name).cpus,
-                floor=node.proportional(stored.lease.placement.on(name).gpus).cpus,
-                held=stored.lease.cores.get(name, ()),
-                held_floor=stored.lease.floor.get(name, ()),
-                near=self._near(job_id, node),
-            )
-            for job_id, stored in leases.items()
-            if stored.wrapped and name in stored.lease.placement.nodes
-        ]
-        bound = assign_cores(
-            node_cores=node.total.cpus,
-            sockets=node.sockets,
-            requests=requests,
-            reserved=self._reserved.get(name, frozenset()),
-            threads_per_core=node.threads_per_core,
-        )
-        return {job_id: _bind(leases[job_id], name, cores) for job_id, cores in bound.items()}
-
-    def _extended(self, entry: _Entry, identity: TaskIdentity) -> TaskView:
-        stored, name = entry.stored, identity.node
-        now_s = self._clock.now_s()
-        lease = replace(stored.lease, expires_s=now_s + self._lease_s)
-        entry.stored = replace(stored, lease=lease)
-        share, node = lease.placement.on(name), self._node_of(name)
-        granted_mib = lease.granted.get(name, share).mem_mib
-        floor_mib = node.proportional(share.gpus).mem_mib if node else share.mem_mib
-        stop_step, committed = entry.tasks.stop_step(identity.step_id)
-        probe = self._probes.of(lease.job_id)
-        return TaskView(
-            generation=lease.generation,
-            expires_in_s=self._lease_s,
-            cores=lease.cores.get(name, ()) if probe is None else probe.cores.get(name, ()),
-            probe=probe,
-            floor_cores=lease.floor.get(name, ()),
-            mem_mib=share.mem_mib,
-            floor_mem_mib=min(granted_mib, floor_mib),
-            node_cores=node.total.cpus if node else 0,
-            stop=stored.stopping is not None,
-            stop_within_s=max(0.0, (stored.stop_deadline_s or now_s) - now_s),
-            stop_step=stop_step,
-            stop_committed=committed,
-            grace_s=self._grace_of(lease.job_id),
-            batch_size=lease.placement.batch.total if lease.placement.batch else 0,
-        )
-
-    def _save_progress(self, entry: _Entry) -> None:
-        tasks = entry.tasks
-        entry.progress_saved_s = self._clock.now_s()
-        if tasks.step or tasks.done_samples:
-            self._ledger.save_progress(
-                entry.stored.lease.job_id,
-                done_samples=tasks.done_samples,
-                samples_per_s=tasks.samples_per_s,
-                step=tasks.step,
-            )
-
-    def _drop_tokens(self, job_id: int) -> None:
-        for token in [key for key, known in self._tokens.items() if known.job_id == job_id]:
-            self._token_of.pop(self._tokens.pop(token), None)
-
-    def _announce(self, job_ids: Iterable[int]) -> None:
-        # Outside the lock: a listener may call back.
-        for listener in tuple(self._listeners):
-            for job_id in job_ids:
-                listener(job_id)
+            return {
+                job_id: described(entry.stored, entry.tasks, now_s)
+                for job_id, entry in sorted(self._entries.items())
+            }
 
 
-def _told(stored: StoredLease, identity: TaskIdentity, report: TaskReport) -> JobTold | None:
+def _training_told(
+    stored: StoredLease, identity: TaskIdentity, report: TaskReport
+) -> JobTold | None:
     """What a task tells of the training of its job; steps are the same for all its ranks."""
     if identity.rank != 0:
         return None
@@ -677,83 +466,3 @@ def _told(stored: StoredLease, identity: TaskIdentity, report: TaskReport) -> Jo
         ),
         program=report.profiling.program if report.profiling else "",
     )
-
-
-def _resized(stored: StoredLease, placement: Placement) -> StoredLease:
-    """With other cores and memory on the GPUs that it holds. Raises LeaseError."""
-    lease = stored.lease
-    if lease.placement.gpu_layout != placement.gpu_layout:
-        raise LeaseError(
-            f"job {lease.job_id}: GPUs do not change in place: it holds "
-            f"{lease.placement.gpu_layout}, not {placement.gpu_layout}"
-        )
-    return replace(stored, lease=replace(lease, placement=placement))
-
-
-def _equal(
-    stored: StoredLease, owner_uid: int, placement: Placement, granted: Mapping[str, Resources]
-) -> bool:
-    lease = stored.lease
-    return (
-        stored.owner_uid == owner_uid
-        and lease.placement == placement
-        and dict(lease.granted) == dict(granted)
-    )
-
-
-def _unbound(stored: StoredLease, nodes: Iterable[str]) -> StoredLease:
-    """Without any cores on ``nodes``."""
-    lease, left = stored.lease, set(nodes)
-    return replace(
-        stored,
-        lease=replace(
-            lease,
-            cores={name: ids for name, ids in lease.cores.items() if name not in left},
-            floor={name: ids for name, ids in lease.floor.items() if name not in left},
-        ),
-    )
-
-
-def _bind(stored: StoredLease, node: str, bound: CoreBinding) -> StoredLease:
-    lease = stored.lease
-    nodes = lease.placement.nodes
-    cores = {name: held for name, held in lease.cores.items() if name in nodes}
-    floor = {name: held for name, held in lease.floor.items() if name in nodes}
-    return replace(
-        stored,
-        lease=replace(lease, cores=cores | {node: bound.cores}, floor=floor | {node: bound.floor}),
-    )
-
-
-def _describe(entry: _Entry, now_s: float) -> Mapping[str, object]:
-    stored, lease = entry.stored, entry.stored.lease
-    stop: Mapping[str, object] | None = None
-    if stored.stopping is not None:
-        stop = {
-            "code": stored.stopping.code.value,
-            "text": stored.stopping.text,
-            "state": entry.tasks.stop_state().value,
-            "within_s": round(max(0.0, (stored.stop_deadline_s or now_s) - now_s), 1),
-        }
-    return {
-        "generation": lease.generation,
-        "incarnation": stored.incarnation,
-        "owner_uid": stored.owner_uid,
-        "gpu_type": lease.placement.gpu_type,
-        "batch": lease.placement.batch.total if lease.placement.batch else None,
-        "expires_in_s": round(lease.expires_s - now_s, 1),
-        "nodes": [
-            {
-                "node": name,
-                "gpus": share.gpus,
-                "cpus": share.cpus,
-                "mem_mib": share.mem_mib,
-                "granted_mem_mib": lease.granted.get(name, share).mem_mib,
-                "cores": list(lease.cores.get(name, ())),
-                "floor": list(lease.floor.get(name, ())),
-            }
-            for name, share in lease.placement.shares
-        ],
-        "stop": stop,
-        "progress": entry.tasks.describe(),
-    }

@@ -20,6 +20,7 @@ from slurm_synergy.controller.leases import LeaseBook
 from slurm_synergy.controller.ledger import Ledger
 from slurm_synergy.controller.loop import LiveCluster
 from slurm_synergy.controller.modes import Changeover, under_way
+from slurm_synergy.core.wording import counted
 from slurm_synergy.round import RoundResult
 from slurm_synergy.slurm.client import SlurmClient
 from slurm_synergy.slurm.cluster import SlurmCluster
@@ -68,6 +69,7 @@ class ModeWiring:
             self._ledger,
             self._clock,
             leaving=leaving,
+            helper_silent=self._book.helpers.silent,
         )
 
     def dry_run(self, settings: Settings) -> InMode:
@@ -126,10 +128,10 @@ class ModeWiring:
         held = sum(facts.pending and is_held(facts) for facts in looked.last_jobs())
         if held > self._held_told:
             _LOG.warning(
-                "%s: %d waiting jobs are held, and in this mode nobody starts them: see whether "
+                "%s: %s held, and in this mode nobody starts them: see whether "
                 "synergy_site.lua still has mode = 'act'; 'synergyctl release-all' releases them",
                 mode.value,
-                held,
+                counted(held, "waiting job is", "waiting jobs are"),
             )
         self._held_told = held
 
@@ -159,7 +161,7 @@ class ModeWiring:
 
         def undo() -> str:
             count = clear_advice(self._client, looked.last_jobs())
-            return f"the advice in {count} AdminComments was taken out"
+            return f"the advice in {counted(count, 'AdminComment')} was taken out"
 
         leaving = DryRun(looked, Mode.ADVISE.value)
         return self._changeover(settings, made, leaving, lambda seen: "", undo, (looked,))

@@ -21,6 +21,7 @@ from slurm_synergy.controller.call_guard import (
     check_protocol,
     short_text,
 )
+from slurm_synergy.controller.node_helpers import NodeHelpers
 from slurm_synergy.controller.node_view import NodeView, leases_message
 from slurm_synergy.controller.throttle import Buckets, Busy
 from slurm_synergy.errors import LeaseError
@@ -40,6 +41,8 @@ _COLLECT_S = 0.05
 
 class NodePort(Protocol):
     """What the service needs from the keeper of leases; thread-safe."""
+
+    helpers: NodeHelpers
 
     def on_node(self, node: str) -> Sequence[NodeView]:
         """The leases of all jobs that hold something on that node, by job id."""
@@ -79,9 +82,12 @@ class NodeService:
             raise NotAllowed(f"the leases of a node are told to root, not to user id {uid}")
         if not self._of_node.take(node):
             raise Busy(f"the helper of node {node} calls too often: try again")
+        self._leases.helpers.heard(node)
         content = (await self._news(node, request)).SerializeToString()
         signed = node_leases_payload(node, request.nonce, content)
-        return pb.NodeReply(leases=content, credential=await self.calls.sign(peer, signed))
+        reply = pb.NodeReply(leases=content, credential=await self.calls.sign(peer, signed))
+        self._leases.helpers.heard(node)
+        return reply
 
     async def _news(self, node: str, request: pb.NodeRequest) -> pb.NodeLeases:
         """The node's leases: as soon as they differ from those known, or after the wait."""

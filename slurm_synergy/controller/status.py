@@ -20,6 +20,7 @@ from slurm_synergy.controller.ledger import Ledger
 from slurm_synergy.controller.profile_shelf import ProfileShelf
 from slurm_synergy.core.catalogue import CATALOGUE
 from slurm_synergy.core.model import JobPhase, JobStatus, Node, Plan, Profile, Reason, Snapshot
+from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.snapshot import status_of
 from slurm_synergy.errors import LeaseError, ModelError
 from slurm_synergy.round import build_snapshot
@@ -29,11 +30,12 @@ __all__ = ["StatusView"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Now:
-    """The queue at this moment, and the profile keys that the jobs named, by job id."""
+    """The queue at this moment; what Slurm gave the jobs and the profile keys they named, by id."""
 
     snapshot: Snapshot
     observed_s: float
     profile_keys: Mapping[int, str]
+    allocated: Mapping[int, Sequence[tuple[str, Resources]]]
 
 
 class StatusView:
@@ -117,7 +119,24 @@ class StatusView:
             "solver": dict(last[1].solver) if last else {},
             "jobs": {phase.value: phases.count(phase) for phase in JobPhase},
             "leases": len(self._leases.job_ids()),
-            "nodes": [_node(node, current) for node in current.nodes] if current else [],
+            "nodes": self._nodes(current, settings) if current else [],
+        }
+
+    def _nodes(self, current: Snapshot, settings: Settings) -> list[Mapping[str, object]]:
+        return [
+            {**_node(node, current), "helper": self._helper(node, settings)}
+            for node in current.nodes
+        ]
+
+    def _helper(self, node: Node, settings: Settings) -> Mapping[str, object] | None:
+        """When the node's helper was last heard; None where the settings say that none runs."""
+        if not settings.pool.node_helpers:
+            return None
+        age_s = self._leases.helpers.age_s(node.name)
+        return {
+            "heard_s": None if age_s is None else round(age_s, 1),
+            "silent": self._leases.helpers.silent(node.name),
+            "needed": node.fixed_shares,
         }
 
     def explain(
@@ -175,7 +194,12 @@ class StatusView:
             or (records[seen.job.job_id].profile_key if seen.job.job_id in records else "")
             for seen in jobs
         }
-        return _Now(snapshot=snapshot, observed_s=observed_s, profile_keys=keys)
+        return _Now(
+            snapshot=snapshot,
+            observed_s=observed_s,
+            profile_keys=keys,
+            allocated={seen.job.job_id: seen.allocated for seen in jobs},
+        )
 
     def _profile_of(self, key: str) -> Profile | None:
         return self._ledger.profile(key) or CATALOGUE.get(key)
@@ -196,6 +220,7 @@ class StatusView:
                 plan.waiting.get(status.job.job_id) if plan else None,
                 leases.get(status.job.job_id),
                 now.profile_keys[status.job.job_id],
+                now.allocated[status.job.job_id],
                 private=viewer_uid in operators or status.job.user == viewer,
             )
             for status in now.snapshot.jobs
@@ -258,6 +283,7 @@ def _job(
     waits: Reason | None,
     lease: Mapping[str, object] | None,
     profile_key: str,
+    allocated: Sequence[tuple[str, Resources]],
     *,
     private: bool,
 ) -> Mapping[str, object]:
@@ -281,6 +307,7 @@ def _job(
         "attained_service_gpu_s": round(status.attained_service_gpu_s, 1),
         "reason": {"code": reason.code.value, "text": reason.text} if reason else None,
         "lease": lease,
+        "allocated": _allocated(status, allocated) if lease is None else None,
     }
     if private:
         shown |= {
@@ -293,6 +320,21 @@ def _job(
             "done_samples": status.done_samples,
         }
     return shown
+
+
+def _allocated(
+    status: JobStatus, shares: Sequence[tuple[str, Resources]]
+) -> Mapping[str, object] | None:
+    """What a job has that holds no lease of ours: others started it, or nothing is acted on."""
+    if status.lease is None or not shares:
+        return None
+    return {
+        "gpu_type": status.lease.placement.gpu_type,
+        "nodes": [
+            {"node": name, "gpus": share.gpus, "cpus": share.cpus, "mem_mib": share.mem_mib}
+            for name, share in shares
+        ],
+    }
 
 
 def _note(status: JobStatus, profile_key: str) -> str | None:

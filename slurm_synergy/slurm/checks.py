@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from slurm_synergy.config import Settings
+from slurm_synergy.core.wording import counted
 from slurm_synergy.slurm import hostlist
 from slurm_synergy.slurm.config_checks import check_partition, check_settings_of_slurm
 from slurm_synergy.slurm.evidence import NOT_ALLOWED, Evidence
@@ -123,13 +124,15 @@ def _nodes(evidence: Evidence, settings: Settings) -> Iterator[Finding]:
     if "gpu" not in gres or not kinds:
         yield fail(
             "gres",
-            f"GresTypes={','.join(gres) or '(none)'}, {len(inside)} nodes in partition {name}, "
-            "none of them with GPUs of one type",
+            f"GresTypes={','.join(gres) or '(none)'}, {counted(len(inside), 'node')} in partition "
+            f"{name}, none of them with GPUs of one type",
             "there is nothing to schedule",
             "set GresTypes=gpu, Gres=gpu:TYPE:N on the nodes, and gres.conf",
         )
         return
-    seen = ", ".join(f"{len(nodes)} nodes with {kind}" for kind, nodes in sorted(kinds.items()))
+    seen = ", ".join(
+        f"{counted(len(nodes), 'node')} with {kind}" for kind, nodes in sorted(kinds.items())
+    )
     if without:
         yield warn(
             "gres",
@@ -203,7 +206,7 @@ def _limits(evidence: Evidence, config: ConfigFacts) -> Iterator[Finding]:
     most = config.raw.get("MaxJobCount", "")
     count = evidence.job_count
     if count is not None and most.isdigit():
-        seen = f"{count} jobs known, MaxJobCount={most}"
+        seen = f"{counted(count, 'job')} known, MaxJobCount={most}"
         if count > _JOBS_WARN * int(most):
             yield warn(
                 "job_count",

@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from slurm_synergy.core.wording import counted
 from slurm_synergy.errors import SlurmCommandError, SlurmParseError, SlurmTimeout
 from slurm_synergy.slurm import parse
 from slurm_synergy.slurm.budget import CallMeter, MeteredRunner, RpcBudget
@@ -97,7 +98,7 @@ class CliReader:
                 raise SlurmParseError("squeue names no job, but scontrol shows some", text)
         missing = len(records.unresolved)
         if missing > max(_FEW, len(records.jobs)):
-            what = f"scontrol shows no record of {missing} jobs that squeue names"
+            what = f"scontrol shows no record of {counted(missing, 'job')} that squeue names"
             raise SlurmParseError(f"{what}, and of {len(records.jobs)} it does", text)
         return self._with_single(records)
 

@@ -8,7 +8,7 @@ partition are ever looked at or changed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from slurm_synergy.cluster import (
@@ -98,6 +98,7 @@ class SlurmCluster:
     ``tick`` reads Slurm and follows what was begun; ``observe`` gives the observation of the last
     ``tick`` once, so that a round right after it asks Slurm nothing more. ``leaving``: nothing is
     planned any more, so that neither pool.nodes nor the size of the reservation matters.
+    ``helper_silent`` tells of a node by name whether no helper can be counted on there.
     """
 
     def __init__(
@@ -110,8 +111,9 @@ class SlurmCluster:
         clock: Clock,
         *,
         leaving: bool = False,
+        helper_silent: Callable[[str], bool] = lambda name: False,
     ) -> None:
-        self._leaving = leaving
+        self._leaving, self._helper_silent, self._silent = leaving, helper_silent, ""
         self._client, self._settings, self._clock = client, settings, clock
         self._leases, self._records, self._memory = leases, records, memory
         self._partition = settings.slurm.partition
@@ -144,6 +146,7 @@ class SlurmCluster:
             self._follower.refusal,
             enforcement=self.enforcement,
             default_limit_s=self._default_limit_s,
+            fixed=self._fixed,
         )
         self._starter = Starter(
             client,
@@ -181,8 +184,12 @@ class SlurmCluster:
         helpers = self._settings.pool.node_helpers
         chosen = choose_enforcement(choice, partition, config, node_helpers=helpers)
         _LOG.info("enforcement %s: %s", chosen.enforcement.value, chosen.why)
-        self.enforcement_why = chosen.why
+        self.enforcement_why, self.helped = chosen.why, chosen.helped
         return chosen.enforcement
+
+    def _fixed(self, node: str) -> bool:
+        """Whether only a helper could move the cores of jobs on ``node``, and there is none."""
+        return self.helped and self._helper_silent(node)
 
     def _read_access(self) -> Access:
         by_type: dict[str, PartitionFacts] = {}
@@ -345,6 +352,18 @@ class SlurmCluster:
         self._nodes = {node.name: node for node in shapes}
         return self._reading
 
+    def _tell_of_silent(self, nodes: Sequence[Node]) -> None:
+        silent = ", ".join(node.name for node in nodes if node.fixed_shares)
+        if silent and silent != self._silent:
+            _LOG.warning(
+                "no helper is heard on %s: jobs there keep to the cores that Slurm gave them; see "
+                "whether slurm-synergyd --node runs there and reaches this controller",
+                silent,
+            )
+        elif self._silent and not silent:
+            _LOG.info("the helpers of all nodes are heard")
+        self._silent = silent
+
     def _warn_of_left_out(self, what: str) -> None:
         # No error: a node may leave slurm.conf, and the others are to be scheduled on.
         if what and what != self._left_out:
@@ -359,6 +378,7 @@ class SlurmCluster:
     def _build(self, reading: Reading, records: Mapping[int, Record]) -> Observation:
         reserved = None if self.reservation is None else self.reservation.nodes
         made = self._observer.observation(reading, records, reserved=reserved, others=self._others)
+        self._tell_of_silent(made.nodes)
         self._graces = {job_id: self._grace_s(facts) for job_id, facts in reading.jobs.items()}
         for node, taken in self._observer.fixed_cores(reading).items():
             self._leases.set_reserved(node, taken)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from slurm_synergy.config import EnforcementChoice, Settings
+from slurm_synergy.core.wording import counted
 from slurm_synergy.errors import ConfigError
 from slurm_synergy.slurm.enforcing import choose_enforcement
 from slurm_synergy.slurm.evidence import Evidence
@@ -187,7 +188,7 @@ def _preemption(evidence: Evidence, config: ConfigFacts, settings: Settings) -> 
 
 def _state(partition: PartitionFacts) -> Iterator[Finding]:
     if partition.state == "UP":
-        yield ok("partition", f"{partition.name}: up, {len(partition.nodes)} nodes")
+        yield ok("partition", f"{partition.name}: up, {counted(len(partition.nodes), 'node')}")
     else:
         yield fail(
             "partition",

@@ -6,6 +6,7 @@ import logging
 
 from slurm_synergy.cluster import Action, Hold, Observation, Outcome, Renew, Resize, Start, Stop
 from slurm_synergy.core.model import JobStatus, Placement, Reason, ReasonCode
+from slurm_synergy.core.wording import counted
 from slurm_synergy.slurm.cluster import SlurmCluster
 
 __all__ = ["DryRun", "in_words"]
@@ -31,7 +32,7 @@ def in_words(action: Action) -> str:
 
 def _shares(placement: Placement) -> str:
     return ", ".join(
-        f"{node} ({share.gpus} GPUs, {share.cpus} CPUs, {share.mem_mib} MiB)"
+        f"{node} ({counted(share.gpus, 'GPU')}, {counted(share.cpus, 'CPU')}, {share.mem_mib} MiB)"
         for node, share in placement.shares
     )
 

@@ -22,10 +22,14 @@ __all__ = ["Chosen", "choose_enforcement", "confinement"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """An enforcement, and in words why it is this one."""
+    """An enforcement, and in words why it is this one.
+
+    ``helped``: it works only on nodes whose helper is there.
+    """
 
     enforcement: Enforcement
     why: str
+    helped: bool = False
 
 
 def confinement(config: ConfigFacts) -> tuple[bool, str]:
@@ -70,7 +74,8 @@ def choose_enforcement(
     confined, why = (True, "Slurm's configuration is not known")
     if config is not None:
         confined, why = confinement(config)
-    if confined and node_helpers:
+    helped = confined and node_helpers
+    if helped:
         confined, why = False, "helpers on the nodes move what jobs are confined to"
     if choice is EnforcementChoice.BORROW and confined:
         raise ConfigError(
@@ -83,4 +88,4 @@ def choose_enforcement(
         )
     if confined:
         return Chosen(enforcement=Enforcement.REQUEUE, why=f"{seen}, and {why}")
-    return Chosen(enforcement=Enforcement.BORROW, why=f"{seen}, but {why}")
+    return Chosen(enforcement=Enforcement.BORROW, why=f"{seen}, but {why}", helped=helped)

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, Protocol, cast
 
 from slurm_synergy.cluster import Action, Clock, Hold, Renew, Resize, Start, Stop
 from slurm_synergy.core.model import Placement, Plan, Reason
+from slurm_synergy.core.wording import counted
 from slurm_synergy.errors import ClusterError, SlurmCommandError
 from slurm_synergy.slurm.client import SlurmClient
 from slurm_synergy.slurm.facts import JobFacts
@@ -92,7 +93,8 @@ def _where(placement: Placement) -> str:
     named = "+".join(nodes) if len(nodes) <= _NODES_NAMED else f"{len(nodes)} nodes"
     share = placement.shares[0][1]
     each = " each" if len(nodes) > 1 else ""
-    return f"{named}: {share.gpus} GPUs, {share.cpus} CPUs, {share.mem_mib} MiB{each}"
+    cores = counted(share.cpus, "CPU")
+    return f"{named}: {counted(share.gpus, 'GPU')}, {cores}, {share.mem_mib} MiB{each}"
 
 
 class _Looked(Protocol):
@@ -125,7 +127,9 @@ class Adviser:
                 continue
             written += _write(self._client, job_id, advice)
         if left:
-            _LOG.info("advise: the advice of %d jobs is written with the next rounds", left)
+            _LOG.info(
+                "advise: the advice of %s is written with the next rounds", counted(left, "job")
+            )
         return written
 
 

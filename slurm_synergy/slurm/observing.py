@@ -64,7 +64,8 @@ class Observer:
     """Makes observations. Not thread-safe.
 
     ``refusal`` tells why a job's last start keeps it from being planned, ``default_limit_s`` is the
-    time limit of jobs that have none of their own (None: none).
+    time limit of jobs that have none of their own (None: none). ``fixed`` tells of a node by name
+    whether jobs have fixed shares there.
     """
 
     def __init__(
@@ -74,10 +75,11 @@ class Observer:
         *,
         enforcement: Enforcement,
         default_limit_s: float | None,
+        fixed: Callable[[str], bool] = lambda name: False,
     ) -> None:
         self._views, self._refusal = views, refusal
         self._enforcement, self._default_limit_s = enforcement, default_limit_s
-        self._gate, self._nodes = MaintenanceGate(), NodeMemory()
+        self._gate, self._nodes = MaintenanceGate(), NodeMemory(fixed=fixed)
         self._held: dict[int, Holdings] = {}
         self._waiting: dict[int, _Waiting] = {}
         self.in_use: Mapping[str, Resources] = {}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from slurm_synergy.core.model import Enforcement, Node
 from slurm_synergy.core.resources import Resources
+from slurm_synergy.core.wording import counted
 from slurm_synergy.errors import ClusterError
 from slurm_synergy.slurm import hostlist
 from slurm_synergy.slurm.facts import JobFacts, NodeFacts
@@ -53,7 +54,7 @@ def managed_nodes(
         which = f" among {hostlist.compress(sorted(chosen))}" if chosen else ""
         raise ClusterError(
             f"Slurm shows no GPU node of partition {partition!r}{which} "
-            f"({len(facts)} nodes in all, {len(inside)} in the partition)"
+            f"({counted(len(facts), 'node')} in all, {len(inside)} in the partition)"
         )
     return tuple(sorted(kept, key=lambda node: node.name))
 
@@ -126,11 +127,18 @@ def node_values(
 
 
 class NodeMemory:
-    """``node_values`` time after time: what was made of the same facts is the same object."""
+    """``node_values`` time after time: what was made of the same facts is the same object.
 
-    def __init__(self, near: Callable[[NodeFacts], tuple[int, ...]] = lambda node: ()) -> None:
-        self._near = near
-        self._known: dict[str, tuple[NodeFacts, Resources, bool, Node]] = {}
+    ``fixed`` tells of a node by name whether jobs have fixed shares there.
+    """
+
+    def __init__(
+        self,
+        near: Callable[[NodeFacts], tuple[int, ...]] = lambda node: (),
+        fixed: Callable[[str], bool] = lambda name: False,
+    ) -> None:
+        self._near, self._fixed = near, fixed
+        self._known: dict[str, tuple[NodeFacts, tuple[Resources, bool, bool], Node]] = {}
 
     def values(
         self,
@@ -143,14 +151,14 @@ class NodeMemory:
         before, self._known = self._known, {}
         for node in facts:
             mine = not node.reserved if reserved is None else node.name in reserved
-            held = ours.get(node.name, _NOTHING)
+            terms = (ours.get(node.name, _NOTHING), mine, self._fixed(node.name))
             known = before.get(node.name)
-            if known is None or not _is(known[0], node) or known[1:3] != (held, mine):
-                known = (node, held, mine, self._value(node, held, mine))
+            if known is None or not _is(known[0], node) or known[1] != terms:
+                known = (node, terms, self._value(node, *terms))
             self._known[node.name] = known
-        return tuple(known[3] for known in self._known.values())
+        return tuple(known[2] for known in self._known.values())
 
-    def _value(self, node: NodeFacts, held: Resources, mine: bool) -> Node:
+    def _value(self, node: NodeFacts, held: Resources, mine: bool, fixed: bool) -> Node:
         total, ours_alone = _total(node), not runs_others(node, held)
         return Node(
             name=node.name,
@@ -160,6 +168,7 @@ class NodeMemory:
             sockets=max(1, node.sockets),
             threads_per_core=max(1, node.threads_per_core),
             gpu_sockets=self._near(node),
+            fixed_shares=fixed,
         )
 
 

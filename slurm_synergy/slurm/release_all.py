@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from slurm_synergy.core.wording import counted
 from slurm_synergy.errors import ClusterError, ModelError, SlurmCommandError
 from slurm_synergy.slurm.client import SlurmClient
 from slurm_synergy.slurm.facts import Hold, JobFacts
@@ -69,7 +70,8 @@ class GivenBack:
     @property
     def in_words(self) -> str:
         """One sentence for people."""
-        words = f"{len(self.released)} waiting jobs released, {len(self.running)} running jobs kept"
+        released = counted(len(self.released), "waiting job")
+        words = f"{released} released, {counted(len(self.running), 'running job')} kept"
         if self.reservation:
             words += f", reservation {self.reservation} deleted"
         if self.failed:

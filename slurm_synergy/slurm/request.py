@@ -184,9 +184,12 @@ def elasticity_of(request: Request, hints: Hints) -> Elasticity:
     """What of the job's GPUs may change: what its hints say, if it was admitted as such a job.
 
     Others (a hint given too late, a script without the wrapper, an older mark) have tasks that
-    Slurm cannot change any more, or nothing that would start others.
+    Slurm cannot change any more, or nothing that would start others. Without a range of batch sizes
+    there is none to choose, so only the GPUs change.
     """
     wish = hints.elastic or Elasticity.RIGID
+    if wish is Elasticity.ADAPTIVE and hints.batch is None:
+        wish = Elasticity.STRONG_SCALING
     return wish if request.elastic and request.wrapped else Elasticity.RIGID
 
 

@@ -20,7 +20,7 @@ from slurm_synergy.cli.tables import print_table
 from slurm_synergy.config import render_default_yaml
 from slurm_synergy.controller.tasks import TaskIdentity, TaskReport
 from slurm_synergy.core.catalogue import CATALOGUE
-from slurm_synergy.core.model import Plan, Reason, ReasonCode
+from slurm_synergy.core.model import Lease, Plan, Reason, ReasonCode
 from slurm_synergy.core.pipeline import preprocess_rate
 from slurm_synergy.errors import ConfigError
 
@@ -112,6 +112,23 @@ def test_jobs_tell_where_they_run_or_why_they_wait(
     content = json.loads(Ran(capsys, "jobs", "--json").out)
     assert [job["phase"] for job in content["jobs"]] == ["running", "pending"]
     assert content["jobs"][1]["reason"]["code"] == "no_gpus"
+
+
+def test_a_job_without_a_lease_of_ours_shows_what_slurm_gave_it(
+    world: ServiceWorld, capsys: pytest.CaptureFixture[str]
+) -> None:
+    placed = world.placement(1, 10)
+    seen = Lease(job_id=1, generation=1, placement=placed, expires_s=0.0)
+    me = pwd.getpwuid(UID).pw_name
+    plan = Plan(round=3, policy="srtf", mechanism="tune", placements=(placed,), waiting={2: WAITS})
+    world.publish((world.status(1, lease=seen, user=me), world.status(2, user=me)), plan)
+    _, running, waiting = Ran(capsys, "jobs").out.splitlines()
+    assert running.split()[3:10] == ["running", "2", "10", "49G", "n1", "-", "-"]
+    assert waiting.split()[3:8] == ["pending", "2", "-", "-", "-"]
+    shown = json.loads(Ran(capsys, "jobs", "--json").out)["jobs"]
+    assert [job["lease"] for job in shown] == [None, None]
+    assert [bool(job["allocated"]) for job in shown] == [True, False]
+    assert "1:10" in Ran(capsys, "top", "--once").out
 
 
 def test_the_share_of_waiting_for_data_is_shown_where_the_program_tells_it(

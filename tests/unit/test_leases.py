@@ -7,6 +7,7 @@ import json
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,10 @@ from manual_clock import ManualClock
 
 from slurm_synergy.cluster import StopState
 from slurm_synergy.controller.agreement import StopAgreement
+from slurm_synergy.controller.learning_points import TrainingReport
 from slurm_synergy.controller.leases import Gone, LeaseBook, NotYetKnown, Over, UnknownToken
-from slurm_synergy.controller.ledger import Ledger, StoredLease
+from slurm_synergy.controller.ledger import JobProgress, Ledger, StoredLease
+from slurm_synergy.controller.probes import Probe
 from slurm_synergy.controller.tasks import JobTasks, TaskIdentity, TaskReport
 from slurm_synergy.core.model import Job, JobStatus, Lease, Node, Placement, Reason, ReasonCode
 from slurm_synergy.core.resources import Resources
@@ -96,7 +99,7 @@ class World:
             node_of=NODES.get,
             on_event=self.events.append,
         )
-        self.book.subscribe(self.news.append)
+        self.book.subscribe(self.news.extend)
 
     def restart(self) -> LeaseBook:
         self.ledger.close()
@@ -327,6 +330,50 @@ def test_progress_reaches_the_ledger_but_not_with_every_call(world: World) -> No
         task(), exit_code=0, checkpointed=False, report=TaskReport(step=12, samples=1234)
     )
     assert world.ledger.read()[1].done_samples == 1234.0
+
+
+def test_progress_of_all_jobs_is_one_write(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[list[int]] = []
+    save = world.ledger.save_progress
+
+    def noted(told: Iterable[JobProgress]) -> None:
+        rows = list(told)
+        written.append(sorted(row.job_id for row in rows))
+        save(rows)
+
+    monkeypatch.setattr(world.ledger, "save_progress", noted)
+    for job_id in (1, 2, 3):
+        grant(world.book, job_id, 2)
+        world.book.register(task(job_id))
+        world.book.renew(task(job_id), TaskReport(step=1, samples=10))
+    assert written == [[1]]
+    world.clock.advance(6)
+    world.book.renew(task(1), TaskReport(step=2, samples=20))
+    assert written == [[1], [1, 2, 3]]
+    assert [world.ledger.read()[job_id].done_samples for job_id in (1, 2, 3)] == [20, 10, 10]
+
+
+def test_a_renewal_at_once_waits_for_no_disk_and_nobody(world: World) -> None:
+    grant(world.book, 1, 6)
+    world.book.register(task())
+    assert world.book.renew_at_once(task(), TaskReport(step=1)) is None  # progress is to be saved
+    world.book.renew(task(), TaskReport(step=1))
+    world.clock.advance(1)
+    view = world.book.renew_at_once(task(), TaskReport(step=2))
+    assert view is not None
+    assert view.generation == 1
+    assert world.book.snapshot()[1]["progress"]["step"] == 2  # type: ignore[index]
+    told = TaskReport(step=3, training=TrainingReport())
+    assert world.book.renew_at_once(task(), told) is None
+    probe = world.book.probe(1, Probe(number=1, warmup_steps=1, steps=2, longest_s=9.0), 2)
+    assert probe is not None
+    assert world.book.renew_at_once(task(), TaskReport(step=3)) is None
+    world.book.end_probe(1)
+    with ThreadPoolExecutor(1) as other, world.book._lock:
+        found = other.submit(world.book.renew_at_once, task(), TaskReport(step=3)).result(60)
+    assert found is None
+    with pytest.raises(Gone):
+        world.book.renew_at_once(task(2), TaskReport())
 
 
 def test_a_lease_is_renewed_even_when_progress_cannot_be_saved(

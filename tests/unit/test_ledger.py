@@ -17,7 +17,7 @@ from manual_clock import ManualClock
 from slurm_synergy.cluster import Action, Hold, Outcome, Renew, Resize, Start, Stop
 from slurm_synergy.controller.codec import decode, encode
 from slurm_synergy.controller.journal import Journal, decode_action, encode_action
-from slurm_synergy.controller.ledger import SCHEMA_VERSION, Ledger, StoredLease
+from slurm_synergy.controller.ledger import SCHEMA_VERSION, JobProgress, Ledger, StoredLease
 from slurm_synergy.core.model import (
     Enforcement,
     Job,
@@ -129,7 +129,7 @@ def test_leases_stops_and_memory_survive_a_restart(state_dir: Path, clock: Manua
         ledger.set_draining(True)
         ledger.remember_request(1, {"gpn": 4})
         ledger.remember_request(1, {"gpn": 8})
-        ledger.save_progress(1, done_samples=50.0, samples_per_s=2.0, step=7)
+        ledger.save_progress([JobProgress(job_id=1, done_samples=50.0, samples_per_s=2.0, step=7)])
         ledger.save_profile(Profile(key="mine", gpu_rate_per_gpu={"v100": 1.0}))
     with Ledger(state_dir, clock=clock) as ledger:
         assert ledger.load_leases() == (stored(1), stored(2, stopping=MOVED))
@@ -307,7 +307,7 @@ def test_a_ledger_of_the_release_before_is_brought_up(state_dir: Path, clock: Ma
 def test_a_file_locked_by_another_program_is_reported(
     state_dir: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slurm_synergy.controller.ledger._BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("slurm_synergy.controller.ledger_file._BUSY_TIMEOUT_S", 0.05)
     with Ledger(state_dir, clock=clock) as ledger:
         other = sqlite3.connect(state_dir / "ledger.sqlite", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
@@ -401,7 +401,7 @@ def test_records_of_which_nothing_was_written_stay_the_same_objects(
         first = ledger.read()
         clock.advance(10)
         ledger.next_round()
-        ledger.save_progress(2, done_samples=5.0, samples_per_s=1.0, step=1)
+        ledger.save_progress([JobProgress(job_id=2, done_samples=5.0, samples_per_s=1.0, step=1)])
         second = ledger.read()
         assert second[1] is first[1]
         assert (first[2].done_samples, second[2].done_samples) == (0.0, 5.0)

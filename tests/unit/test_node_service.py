@@ -58,6 +58,7 @@ def test_root_is_told_the_leases_of_its_node(world: ServiceWorld, channel: Chann
     held = world.book.lease(1)
     assert held is not None
     assert (lease.job_id, lease.owner_uid, lease.incarnation) == (1, 1000, 0)
+    assert world.book.helpers.age_s(NODE.name) is not None
     assert (lease.generation, lease.cores) == (held.generation, held.cores[NODE.name])
     assert (lease.node_cores, lease.mem_mib) == (24, 50_000)
     again = channel.ask(b"", 0.0)

@@ -7,6 +7,7 @@ import concurrent.futures
 import os
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from service_world import ServiceWorld
 
 from slurm_synergy.controller import call_guard
-from slurm_synergy.controller.auth import new_nonce, register_payload
+from slurm_synergy.controller.auth import Authenticator, new_nonce, register_payload
 from slurm_synergy.controller.control_service import CONTROL_CALLS
 from slurm_synergy.controller.lease_service import LEASE_CALLS
 from slurm_synergy.controller.node_service import NODE_CALLS
@@ -175,10 +176,18 @@ def test_a_task_that_renews_without_a_pause_is_told_to_wait_and_others_are_serve
 
 
 def test_registrations_from_one_place_do_not_shut_out_those_from_another(
-    world: ServiceWorld,
+    world: ServiceWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not socket.has_ipv6:
         pytest.skip("no IPv6 here, so no second address on one machine")
+    admitted, uid_of = threading.Event(), Authenticator.uid_of
+
+    def slowly(self: Authenticator, credential: str, *, payload: str, nonce: str) -> int:
+        if credential == "MUNGE:AAAA:":
+            admitted.wait(0.5)
+        return uid_of(self, credential, payload=payload, nonce=nonce)
+
+    monkeypatch.setattr(Authenticator, "uid_of", slowly)
     bad = pb.RegisterRequest(
         protocol=1, task=world.task(1), credential="MUNGE:AAAA:", nonce=new_nonce()
     )
@@ -189,6 +198,7 @@ def test_registrations_from_one_place_do_not_shut_out_those_from_another(
         with grpc.insecure_channel(f"[::1]:{world.server.port}") as other:
             reply = pb_grpc.LeaseServiceStub(other).Register(mine, timeout=60)
         waiting = sum(not call.done() for call in flood)
+        admitted.set()
         codes = {call.code() for call in flood}
     assert reply.token
     # It was not the last in the line, whatever the machine does meanwhile.
