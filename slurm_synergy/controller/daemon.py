@@ -32,6 +32,7 @@ from slurm_synergy.controller.state_files import open_private
 from slurm_synergy.controller.status import StatusView
 from slurm_synergy.controller.wiring import SystemClock, Wiring, open_metrics
 from slurm_synergy.core.catalogue import CATALOGUE
+from slurm_synergy.core.wording import counted
 from slurm_synergy.errors import ClusterError, ConfigError, LedgerError, SynergyError
 
 __all__ = ["NEED_RESTART", "SystemClock", "argument_parser", "main"]
@@ -191,8 +192,8 @@ def _run(
     if not settings.cluster.name:
         view.named(wiring.cluster_name())
     view.profiling = wiring.profiler.describe
-    view.learning = wiring.learner.describe
-    audience = Audiences(view, wiring.figures, wiring.profiler, wiring.learner)
+    view.learning = wiring.learning
+    audience = Audiences(view, wiring.figures, wiring.surveyor, wiring.profiler, wiring.learner)
     loop = Loop(parts, ledger, wiring.clock, audience, signals.wake)
     _look_into_intents(ledger)
     current, daily = settings, DailySummary(state_dir, wiring.clock)
@@ -314,4 +315,5 @@ def _status(loop: Loop) -> str:
     if loop.last is None:
         return "running"
     plan = loop.last.plan
-    return f"round {plan.round}: {len(plan.placements)} jobs placed, {len(plan.waiting)} wait"
+    placed = counted(len(plan.placements), "job")
+    return f"round {plan.round}: {placed} placed, {len(plan.waiting)} wait"

@@ -140,6 +140,36 @@ class Learner:
                 # The lease must be renewed whatever becomes of learning.
                 _LOG.warning("job %d: what it told is not kept: %s", told.job_id, err.in_short)
 
+    def surveyed(self, told: JobTold) -> None:
+        """What was found out about a job's steps on our own order; like ``reported``."""
+        with self._lock:
+            if self._closed or told.report is None:
+                return
+            try:
+                self._take_in(self._job(told), told, told.report)
+            except SynergyError as err:
+                _LOG.warning("job %d: what was measured is not kept: %s", told.job_id, err.in_short)
+
+    def local_batches(self, job_id: int, gpu_type: str) -> tuple[int, frozenset[int]] | None:
+        """What one copy of the job's model takes in a pass on GPUs of that type.
+
+        The most samples that were told to have room, and the sizes whose time is known, of this
+        job or others with its key; None before it has told anything of its steps.
+        """
+        with self._lock:
+            job = self._jobs.get(job_id)
+            most = job.lesson.learned.local_most.get(gpu_type, 0) if job is not None else 0
+            if job is None or not job.tells or not most:
+                return None
+            key = job.lesson.subject.key
+            others = self._keys.get(key) or self._store.lesson(Subject(job_id=0, key=key))
+            both = overlaid(job.lesson.learned, others.learned if others and key else None)
+            return most, frozenset(
+                point.local_batch
+                for point in both.points
+                if point.gpu_type == gpu_type and not point.whole
+            )
+
     def settle(self, timeout_s: float) -> bool:
         """Wait until all reports so far are believed; False if that takes longer."""
         deadline_s = time.monotonic() + timeout_s
@@ -210,14 +240,16 @@ class Learner:
             return  # launchers repeat what they know until there is something new
         if job.last is not None and 0 <= now_s - job.told_s < self._least_between_s:
             return
-        report = job.last = told.report
-        job.told_s = now_s
+        job.last, job.told_s = told.report, now_s
+        self._take_in(job, told, told.report)
+
+    def _take_in(self, job: _Job, told: JobTold, report: TrainingReport) -> None:
         try:
             learned = taken_in(job.lesson.learned, report, told.placement)
         except ModelError as err:
             self._refuse(job, told.job_id, str(err))
             return
-        job.lesson = replace(job.lesson, learned=learned, told_s=now_s)
+        job.lesson = replace(job.lesson, learned=learned, told_s=self._clock.now_s())
         self._teach_key(told, report, job.lesson.subject.key)
         self._due[told.job_id] = None
         if self._work is None or self._work.done():

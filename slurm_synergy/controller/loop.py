@@ -30,6 +30,7 @@ from slurm_synergy.config import SchedulingSettings
 from slurm_synergy.controller.triggers import RoundTimer
 from slurm_synergy.core.decide import Mechanism, Policy
 from slurm_synergy.core.model import JobPhase, Plan, ReasonCode, Snapshot
+from slurm_synergy.core.wording import counted
 from slurm_synergy.errors import LedgerError, LedgerUnavailable, SynergyError
 from slurm_synergy.round import Known, RoundResult, run_round
 
@@ -185,7 +186,7 @@ class Loop:
             known=self._known,
         )
         if result.plan.round % _KNOWN_FOR_ROUNDS == 0:
-            self._known = Known()
+            self._known = Known(self._known.previous_s)
         now_s = self._clock.now_s()
         self._timer.done(now_s, waits_for_free=bool(result.deferred))
         if any(_failed(outcome) for outcome in result.outcomes):
@@ -249,11 +250,11 @@ def _log_round(result: RoundResult, why: str, *, shown: str) -> None:
     done = [outcome.action for outcome in result.outcomes if outcome not in failed]
     words = f"{shown}: would start %d, stop %d, resize %d, keep %d"
     _LOG.info(
-        "round %d (%s): %d jobs, %d placed, %d wait; "
+        "round %d (%s): %s, %d placed, %d wait; "
         f"{words if shown else 'started %d, stopped %d, resized %d, kept %d'}%s; %.0f ms",
         result.plan.round,
         why,
-        len(result.snapshot.jobs),
+        counted(len(result.snapshot.jobs), "job"),
         len(result.plan.placements),
         len(result.plan.waiting),
         *(sum(isinstance(one, kind) for one in done) for kind in (Start, Stop, Resize, Renew)),

@@ -20,12 +20,14 @@ class Probe:
     """What a job shall measure: on ``cores`` by node, ``steps`` after ``warmup_steps``.
 
     ``number`` grows with each probe of any job. It is answered after ``longest_s`` at the latest.
+    With a ``batch_size`` the job takes so many samples a step meanwhile (0: what it has).
     """
 
     number: int
     warmup_steps: int
     steps: int
     longest_s: float
+    batch_size: int = 0
     cores: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Protocol
 
 from slurm_synergy.cluster import Clock, Observation, ObservedJob
@@ -103,7 +104,8 @@ class _Past:
 class Profiler:
     """Sees to it that jobs get measured; an audience of the loop. Thread-safe.
 
-    ``acting`` tells whether leases may be changed at all now.
+    ``acting`` tells whether leases may be changed at all now, ``later`` which jobs have something
+    else to find out first; ``numbers`` are those of probes.
     """
 
     def __init__(
@@ -114,15 +116,17 @@ class Profiler:
         store: ProfileStore,
         clock: Clock,
         acting: Callable[[], bool] = lambda: True,
+        later: Callable[[ObservedJob], bool] = lambda seen: False,
+        numbers: Iterator[int] | None = None,
     ) -> None:
         self._settings, self._leases, self._store = settings, leases, store
-        self._clock, self._acting = clock, acting
+        self._clock, self._acting, self._later = clock, acting, later
         self._lock = threading.RLock()
         self._runs: dict[int, _Run] = {}
         self._past: dict[int, _Past] = {}
         self._refiner = Refiner(leases, store, clock)
         # Above those of a controller before this one.
-        self._last_number = int(clock.now_s() * 1000)
+        self._numbers = numbers or count(int(clock.now_s() * 1000) + 1)
 
     def reload(self, settings: ProfilingSettings) -> None:
         """Other settings from now on; sweeps that are not wanted any more end."""
@@ -216,7 +220,7 @@ class Profiler:
             if job_id not in wanted or seen.phase is not JobPhase.RUNNING or not seen.job.wrapped:
                 continue
             past = self._past_of(job_id)
-            if not past.settled and now_s >= past.not_before_s:
+            if not past.settled and now_s >= past.not_before_s and not self._later(seen):
                 try:
                     self._consider(seen, past, nodes, now_s)
                 except SynergyError as err:
@@ -325,8 +329,7 @@ class Profiler:
         points_left = max(1, self._settings.points - len(run.sweep.points))
         longest_s = max(_LEAST_POINT_S, left_s / points_left)
         per_task = [max(1, count // run.target.tasks_per_node) for count in (run.cpus, cpus)]
-        self._last_number += 1
-        run.number, run.cpus = self._last_number, cpus
+        run.number, run.cpus = next(self._numbers), cpus
         run.answer_by_s = now_s + longest_s + _ANSWER_MARGIN_S
         probe = Probe(
             number=run.number,

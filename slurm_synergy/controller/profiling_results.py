@@ -143,7 +143,7 @@ def own_key(owner_uid: int, program: str) -> str:
 
 def is_anothers_own_key(key: str, uid: int) -> bool:
     """Whether ``key`` is where jobs of another user find their profile without naming any."""
-    match = re.fullmatch(r"u(\d+)-run-[0-9a-f]+", key)
+    match = re.fullmatch(r"u(\d+)-run-[A-Za-z0-9-]+", key)
     return match is not None and match[1] != str(uid)
 
 

@@ -19,8 +19,10 @@ from pathlib import Path
 
 from slurm_synergy.cluster import Start
 from slurm_synergy.controller.rounds import JOURNAL_FILE, Damage, Round, read_rounds
-from slurm_synergy.core.model import JobPhase, JobStatus, Placement, ReasonCode
+from slurm_synergy.core.elastic import as_placed
+from slurm_synergy.core.model import JobPhase, JobStatus, Placement, ReasonCode, Snapshot
 from slurm_synergy.core.pipeline import job_rate
+from slurm_synergy.core.wording import counted
 from slurm_synergy.errors import LedgerError
 
 __all__ = ["JobLine", "Summary", "journal_files", "summarise", "summary_of", "words"]
@@ -158,10 +160,16 @@ class _Tally:
         for status in item.snapshot.jobs:
             if status.phase is JobPhase.RUNNING:
                 job = self.jobs[status.job.job_id]
-                self._compare_running(job, status, placements.get(status.job.job_id), lasted_s)
+                planned = placements.get(status.job.job_id)
+                self._compare_running(job, item.snapshot, status, planned, lasted_s)
 
     def _compare_running(
-        self, job: _Job, status: JobStatus, planned: Placement | None, lasted_s: float
+        self,
+        job: _Job,
+        snapshot: Snapshot,
+        status: JobStatus,
+        planned: Placement | None,
+        lasted_s: float,
     ) -> None:
         seen = _as_slurm_gave_it(status)
         if planned is None or planned.gpu_layout != seen.gpu_layout:
@@ -169,8 +177,11 @@ class _Tally:
             return
         job.cpus = (_cpus(seen), _cpus(planned))
         gpu_s = seen.gpus * lasted_s
+        # With one batch for both: more samples of a larger batch need not be more work.
+        batch = seen.batch or planned.batch
+        profile = as_placed(snapshot, status, replace(seen, batch=batch)).profile
         rates = [
-            job_rate(status.profile, seen.gpu_type, [share for _, share in one.shares])
+            job_rate(profile, seen.gpu_type, [share for _, share in one.shares])
             for one in (seen, planned)
         ]
         if not rates[0] or not rates[1]:
@@ -281,25 +292,28 @@ def words(summary: Summary) -> Sequence[str]:
     """The summary as lines for people."""
     if not summary.rounds:
         return ("no round in this time",)
-    span = f"{_time(summary.from_s)} to {_time(summary.to_s)}: {summary.rounds} rounds"
+    span = f"{_time(summary.from_s)} to {_time(summary.to_s)}: {counted(summary.rounds, 'round')}"
     if not summary.shown_rounds:
         done = ", ".join(f"{kind} {count}" for kind, count in summary.done.items()) or "none"
         return (f"{span}, all carried out (actions: {done}); nothing was only shown",)
     lines = [
-        f"{span}, {summary.shown_rounds} of them only shown; {summary.jobs} jobs. Had the "
-        "controller acted:",
-        f"  {summary.earlier_jobs} jobs would have started earlier, by at least "
+        f"{span}, {summary.shown_rounds} of them only shown; {counted(summary.jobs, 'job')}. "
+        "Had the controller acted:",
+        f"  {counted(summary.earlier_jobs, 'job')} would have started earlier, by at least "
         f"{_duration(summary.earlier_s)} in all",
-        f"  {summary.elsewhere_jobs} jobs would have been started on other nodes than Slurm's",
-        f"  {summary.other_cpus_jobs} running jobs would have had other numbers of CPUs "
+        f"  {counted(summary.elsewhere_jobs, 'job')} would have been started on other nodes than "
+        "Slurm's",
+        f"  {counted(summary.other_cpus_jobs, 'running job')} would have had other numbers of CPUs "
         f"({summary.cpus_seen} became {summary.cpus_planned})",
-        f"  {summary.stopped_jobs} running jobs would have been stopped for others",
+        f"  {counted(summary.stopped_jobs, 'running job')} would have been stopped for others",
         _saving(summary),
         "Each decision is compared with what Slurm did next; these are no forecast, since after "
         "the first action later decisions would have been others.",
     ]
     if summary.damaged_lines:
-        lines.append(f"{summary.damaged_lines} lines of the journal cannot be read and are missing")
+        lines.append(
+            f"{counted(summary.damaged_lines, 'line')} of the journal cannot be read: missing here"
+        )
     return tuple(lines)
 
 

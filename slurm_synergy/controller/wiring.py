@@ -6,6 +6,7 @@ Only here and in ``mode_parts`` does the controller's side meet Slurm's.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import threading
 import time
@@ -22,6 +23,7 @@ from slurm_synergy.controller.ledger import Ledger
 from slurm_synergy.controller.loop import Parts
 from slurm_synergy.controller.mode_parts import ModeWiring
 from slurm_synergy.controller.profiling import Profiler
+from slurm_synergy.controller.survey import Surveyor
 from slurm_synergy.core.model import Node
 from slurm_synergy.errors import ClusterError, ConfigError
 from slurm_synergy.mechanisms import MECHANISMS
@@ -63,15 +65,27 @@ class Wiring:
             node_of=self._node_of,
             grace_of=self._grace_of,
             on_event=lambda job_id: wake.set(),
-            on_measured=lambda job_id: self.profiler.measured(job_id),
+            on_measured=self._measured,
             on_training=self.learner.reported,
+        )
+        # Above those of a controller before this one.
+        numbers = itertools.count(int(self.clock.now_s() * 1000) + 1)
+        self.surveyor = Surveyor(
+            leases=self.book,
+            learner=self.learner,
+            clock=self.clock,
+            enabled=settings.profiling.enabled,
+            acting=self._acting,
+            numbers=numbers,
         )
         self.profiler = Profiler(
             settings.profiling,
             leases=self.book,
             store=ledger,
             clock=self.clock,
-            acting=lambda: not dry_run and self.mode() is Mode.ACT,
+            acting=self._acting,
+            later=self.surveyor.comes_first,
+            numbers=numbers,
         )
         self.figures = Figures(self.book, self.clock)
         self._modes = ModeWiring(self._client, self.book, ledger, self.clock, self.figures)
@@ -86,6 +100,7 @@ class Wiring:
         mechanism = _named("mechanism", MECHANISMS, scheduling.mechanism)
         made = self._modes.dry_run(settings) if self.dry_run else self._modes.in_mode(settings)
         self._reading, self._mode = made.reading, settings.mode
+        self.surveyor.reload(settings.profiling.enabled)
         self.profiler.reload(settings.profiling)
         return Parts(
             cluster=made.cluster,
@@ -114,6 +129,11 @@ class Wiring:
         """See ``Live``."""
         return self.book.snapshot()
 
+    def learning(self, job_id: int) -> Mapping[str, object] | None:
+        """What is learned of a job, and which batch size it just tries, as JSON values."""
+        known = self.learner.describe(job_id)
+        return None if known is None else {**known, "survey": self.surveyor.describe(job_id)}
+
     def ledger_errors(self) -> int:
         """See ``Live``."""
         return self._ledger.error_count
@@ -136,6 +156,14 @@ class Wiring:
             except ClusterError as err:
                 _LOG.debug("the cluster's name is not known: %s", err)
         return self._cluster_name
+
+    def _acting(self) -> bool:
+        return not self.dry_run and self.mode() is Mode.ACT
+
+    def _measured(self, job_id: int) -> None:
+        """A probe was answered: whose it was takes it in."""
+        self.surveyor.measured(job_id)
+        self.profiler.measured(job_id)
 
     def _grace_of(self, job_id: int) -> float:
         return max((cluster.grace_s(job_id) for cluster in self._reading), default=0.0)

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from slurm_synergy.core.goodput import GradientStatistics
-from slurm_synergy.core.scaling import BatchSize
+from slurm_synergy.core.scaling import BatchSize, shared_out
 from slurm_synergy.errors import ConfigError
 
 __all__ = ["SCALING_RULES", "BatchRange", "gain_at", "rate_factor"]
 
 _WORTH_A_CHANGE: Final = 1.05
-_ROUNDING: Final = 1e-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,18 +50,10 @@ class BatchRange:
     def batch_of(self, wanted: int, ranks: int) -> BatchSize:
         """How ``ranks`` processes take ``wanted`` samples a step (0: the initial batch).
 
-        The rule by which the controller judges batches (algorithms C.4): no accumulation where the
-        memory does not ask for it, but a process that trains alone beyond the initial batch takes
-        two passes, as otherwise the gradient's noise could not be measured. Totals are rounded up
-        to whole samples of each rank and pass.
+        By the rule by which the controller judges batches, see ``shared_out``.
         """
         total = min(max(wanted, self.initial), self.largest) if wanted else self.initial
-        share = total / ranks
-        passes = max(math.ceil(share / self.local_most - _ROUNDING) - 1, 0)
-        if ranks == 1 and total > self.initial:
-            passes = max(passes, 1)
-        local = max(math.ceil(share / (passes + 1) - _ROUNDING), 1)
-        return BatchSize(local=local, replicas=ranks, accumulation=passes)
+        return shared_out(total, initial=self.initial, replicas=ranks, local_most=self.local_most)
 
     def worth_a_change(self, current: BatchSize, wanted: int) -> bool:
         """Whether a running epoch follows: a change below 5 % cannot gain 5 % of goodput."""

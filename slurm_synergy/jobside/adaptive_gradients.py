@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 from slurm_synergy.errors import ConfigError
+from slurm_synergy.jobside.adaptive_times import SyncTimer
 
 __all__ = ["Gradients"]
 
@@ -28,7 +29,8 @@ def _torch() -> Any:
 class Gradients:
     """The gradients of ``optimizer``'s parameters, which ``model`` averages over the ranks.
 
-    ``measuring`` makes the next backward pass that synchronises measure its local gradients.
+    ``measuring`` makes the next backward pass that synchronises measure its local gradients, and
+    ``sync`` how long it is held up by the other ranks.
     Raises ConfigError for a model whose ranks cannot be told apart.
     """
 
@@ -37,6 +39,7 @@ class Gradients:
         self.measuring = False
         self._local: list[Any] = []
         self._previous: list[Any] | None = None
+        self.sync = SyncTimer(next(iter(optimizer.param_groups[0]["params"])).device)
         self._parallel: Any = self._watch(model) if ranks > 1 else None
 
     def _watch(self, model: Any) -> Any:
@@ -69,6 +72,8 @@ class Gradients:
                 self._local.append(self._squared([own for own, _ in parts], [g for _, g in parts]))
             else:
                 self._local.append(_squared_norm([bucket.buffer()]))
+            if bucket.is_last():
+                self.sync.ready()
         return allreduce_hook(self._parallel.process_group, bucket)
 
     def prepare(self, *, measuring: bool) -> None:

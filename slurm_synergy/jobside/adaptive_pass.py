@@ -60,12 +60,14 @@ class AdaptivePass(Pass):
             for batch in steps:
                 adaptive.begin_pass(0)
                 yield batch
+                adaptive.end_pass(0)
                 for number in range(1, self._passes):
                     waiting_since_s = clock()
                     following, _ = next(self._source)
                     self._session.add_wait(clock() - waiting_since_s)
                     adaptive.begin_pass(number)
                     yield following
+                    adaptive.end_pass(number)
         finally:
             adaptive.end_epoch()
             steps.close()  # type: ignore[attr-defined]

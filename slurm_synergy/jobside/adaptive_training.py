@@ -23,8 +23,10 @@ from slurm_synergy.jobside.adaptive_batch import BatchRange, gain_at, rate_facto
 from slurm_synergy.jobside.adaptive_exchange import Exchange, Shared
 from slurm_synergy.jobside.adaptive_gradients import Gradients
 from slurm_synergy.jobside.adaptive_noise import NoiseMeter, Norms
+from slurm_synergy.jobside.adaptive_times import StepMeter
 from slurm_synergy.jobside.session import Session, say
 from slurm_synergy.jobside.torch_feed import has_plain_order, ranks_of_data
+from slurm_synergy.jobside.training import Training
 
 __all__ = ["Adaptive", "make_adaptive"]
 
@@ -81,7 +83,7 @@ class Adaptive:
         self._loader = loader
         ranks = session.identity.world
         self.batch = limits.batch_of(0, ranks)
-        self._meter = NoiseMeter(limits.initial)
+        self._meter, self._times = NoiseMeter(limits.initial), StepMeter()
         self._gradients = Gradients(model, optimizer, ranks)
         device = next(iter(optimizer.param_groups[0]["params"])).device
         group = getattr(model, "process_group", None)
@@ -202,10 +204,19 @@ class Adaptive:
         self._samples, self._passes, self._pass = samples, passes, 0
         self._first_pass = None
         self._gradients.prepare(measuring=self.steps >= self._next_at)
+        self._times.begin_step(self.batch if samples == self.batch.total else None)
 
     def begin_pass(self, number: int) -> None:
         """The program gets the batch of that pass, from 0 on."""
         self._gradients.synchronise(number == self._passes - 1)
+        self._times.begin_pass()
+
+    def end_pass(self, number: int) -> None:
+        """The program asks for what follows it."""
+        self._times.end_pass()
+        if number == self._passes - 1:
+            self._times.end_step(self._gradients.sync)
+            self._tell()
 
     def end_epoch(self) -> None:
         """No step is under way: what the program does now is its own."""
@@ -263,6 +274,8 @@ class Adaptive:
         return self._whole_step()
 
     def _whole_step(self) -> Any:
+        if self._gradients.measuring:
+            self._gradients.sync.done()
         self._look_at_shared()
         if self._passes > 1:
             self._gradients.divide(self._passes)
@@ -298,6 +311,26 @@ class Adaptive:
                 scheduler.step()
 
     # -- measuring ---------------------------------------------------------------------------------
+
+    def _tell(self) -> None:
+        """Leave on the board, from time to time, what the controller may learn from."""
+        board, who = self._session.board, self._session.identity
+        if board is None or who.rank or who.independent:
+            return
+        times = self._times.due()
+        if not times:
+            return
+        known = self.statistics
+        board.write_training(
+            Training(
+                times=times,
+                square=known.square if known else 0.0,
+                variance=known.variance if known else 0.0,
+                initial_batch=self.limits.initial,
+                local_most=self.limits.local_most,
+                progress=self.progress * self.limits.initial,
+            )
+        )
 
     def _measure(self, scale: float) -> None:
         """Share the squared norms of this step's gradient and its parts."""

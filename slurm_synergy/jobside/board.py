@@ -1,6 +1,6 @@
 """The board: a small memory-mapped file between a launcher and its training process.
 
-One board per task, on node-local storage, 4096 bytes, little endian, version 1. Three records, each
+One board per task, on node-local storage, 4096 bytes, little endian, version 1. Four records, each
 written by exactly one side and protected by a sequence counter (odd while being written), so that a
 reader never sees half a record and never takes a lock:
 
@@ -10,6 +10,7 @@ record     offset  written by   fields
 header          0  launcher     magic ``SYNB``, version, launcher pid, rank, ranks
 lease         256  launcher     see :class:`LeaseView`
 report       1024  training     see :class:`Report`
+training     2048  training     see :class:`slurm_synergy.jobside.training.Training`
 =========  ======  ===========  ==============================================================
 
 ``lease`` begins with its sequence counter (u64): a training process that finds the counter
@@ -28,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_synergy.errors import LeaseError
+from slurm_synergy.jobside.training import TRAINING_BYTES, Training, packed, unpacked
 
 __all__ = ["BOARD_BYTES", "Board", "LeaseView", "Report"]
 
@@ -37,7 +39,7 @@ _VERSION = 1
 _HEADER = struct.Struct("<4sIIII")
 _LEASE_AT = 256
 _REPORT_AT = 1024
-_REPORT_END = 2048
+_TRAINING_AT = 2048
 _SEQ = struct.Struct("<Q")
 # generation, until (monotonic s), mem MiB, batch, stop wanted, stop step, stop committed, silent
 _LEASE = struct.Struct("<QdQQQQQQ")
@@ -229,6 +231,14 @@ class Board:
             stepped_s=stepped_s,
             waited_s=waited_s,
         )
+
+    def write_training(self, training: Training) -> None:
+        """Publish what a training tells of itself (the process of its first rank only)."""
+        self._write(_TRAINING_AT, packed(training))
+
+    def read_training(self) -> Training | None:
+        """The latest of it; None before the first."""
+        return unpacked(self._read(_TRAINING_AT, TRAINING_BYTES))
 
     def close(self) -> None:
         """Unmap the board; the file stays until its launcher removes it."""

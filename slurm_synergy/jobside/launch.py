@@ -31,6 +31,7 @@ from slurm_synergy.jobside.profiling_lease import (
     own_memory_mib,
     program_name,
 )
+from slurm_synergy.jobside.training import Training
 
 __all__ = ["Launcher", "main"]
 
@@ -75,6 +76,7 @@ class Launcher:
         self._repin_s = 0.0
         self._orders = OrderKeeper()
         self._report = Report()
+        self._training: Training | None = None
         self._reported_stop: tuple[int, int, int] = (0, 0, 0)
         self._stop_since_s: float | None = None
         self._signalled = False
@@ -150,6 +152,7 @@ class Launcher:
             say=self._say,
             munge_socket=self._env.get("SYNERGY_MUNGE_SOCKET", ""),
             program=program_name(self._command, str(Path.cwd())),
+            training=self._read_training,
         )
         client.start()
 
@@ -426,6 +429,13 @@ class Launcher:
         with contextlib.suppress(LeaseError):
             self._report = self._board.read_report()
         return self._report
+
+    def _read_training(self) -> Training | None:
+        """What the training tells of itself; only the first task's word counts."""
+        if self._task.rank == 0:
+            with contextlib.suppress(LeaseError):
+                self._training = self._board.read_training()
+        return self._training
 
     def _say(self, text: str, *, every_rank: bool = False, rank_zero_only: bool = False) -> None:
         """One line on stderr, once; from one task of each node unless told otherwise."""

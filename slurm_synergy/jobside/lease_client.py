@@ -23,10 +23,19 @@ from slurm_synergy.errors import LeaseError
 from slurm_synergy.jobside.board import Report
 from slurm_synergy.jobside.environment import Task
 from slurm_synergy.jobside.profiling_lease import Answer, Order
+from slurm_synergy.jobside.training import Training
 from slurm_synergy.proto import lease_pb2 as pb
 from slurm_synergy.proto import lease_pb2_grpc as pb_grpc
 
-__all__ = ["PROTOCOL", "Grant", "LeaseClient", "LeaseSource", "Update", "munge_credential"]
+__all__ = [
+    "PROTOCOL",
+    "Grant",
+    "LeaseClient",
+    "LeaseSource",
+    "Update",
+    "munge_credential",
+    "update_of",
+]
 
 PROTOCOL = 1
 _LONGEST_WAIT_S = 10.0
@@ -154,7 +163,8 @@ class LeaseClient:
     ``report`` reads the board, ``notify`` wakes the launcher after each update, ``say`` tells the
     user one line. ``pinned_cpus`` is what the launcher has pinned the task to, ``answer`` what it
     has measured last, ``own_mem_mib`` the memory that the task's processes had for themselves;
-    ``program`` names what is run.
+    ``program`` names what is run. ``training`` reads what an adaptive training tells of itself; it
+    is told again with every renewal, as calls may fail.
     """
 
     def __init__(
@@ -168,6 +178,7 @@ class LeaseClient:
         say: Callable[[str], None],
         munge_socket: str = "",
         program: str = "",
+        training: Callable[[], Training | None] = lambda: None,
     ) -> None:
         self.endpoint = endpoint
         self.pinned_cpus = self.own_mem_mib = 0
@@ -176,6 +187,7 @@ class LeaseClient:
         self._task = task
         self._os_cpus, self._munge_socket = os_cpus, munge_socket
         self._report, self._notify, self._say = report, notify, say
+        self._training = training
         self._channel = grpc.insecure_channel(endpoint, options=_CHANNEL_OPTIONS)
         self._stub = pb_grpc.LeaseServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
@@ -293,7 +305,7 @@ class LeaseClient:
         )
         reply = self._stub.Register(request, timeout=timeout_s)
         self._token = reply.token
-        return _update(reply)
+        return update_of(reply)
 
     def _renew(self) -> Update | None:
         report, known = self._report(), self._known
@@ -320,6 +332,7 @@ class LeaseClient:
             wait_s=wait_s,
             known_stop=pb.StopStep(step=known.stop_step, committed=known.stop_committed),
             profiling=self._profiling(known.order),
+            training=_training(self._training()),
         )
         call = self._stub.Renew.future(request, timeout=wait_s + _CALL_MARGIN_S)
         with self._lock:
@@ -329,7 +342,7 @@ class LeaseClient:
             # The kick came between the reading of the board and the call: read it again.
             call.cancel()
         try:
-            return _update(call.result())
+            return update_of(call.result())
         except grpc.FutureCancelledError:
             return None
         finally:
@@ -413,7 +426,8 @@ class LeaseClient:
         )
 
 
-def _update(reply: pb.LeaseReply) -> Update:
+def update_of(reply: pb.LeaseReply) -> Update:
+    """What an answer of the controller says; its times count from now."""
     if reply.gone:
         return Update(gone=True, over=reply.over)
     grant = None
@@ -437,6 +451,29 @@ def _update(reply: pb.LeaseReply) -> Update:
         stop_step=reply.stop_step.step,
         stop_committed=reply.stop_step.committed,
         order=_order(reply.probe),
+    )
+
+
+def _training(told: Training | None) -> pb.Training | None:
+    if told is None:
+        return None
+    return pb.Training(
+        times=[
+            pb.StepTimes(
+                local_batch=one.local_batch,
+                accumulation=one.accumulation,
+                replicas=one.replicas,
+                steps=one.steps,
+                gradient_s=one.gradient_s,
+                step_s=one.step_s,
+            )
+            for one in told.times
+        ],
+        gradient_square=told.square,
+        gradient_variance=told.variance,
+        initial_batch=told.initial_batch,
+        local_most=told.local_most,
+        progress=told.progress,
     )
 
 

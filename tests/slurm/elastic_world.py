@@ -103,14 +103,16 @@ class ScriptedController(ControllerProcess):
 class ElasticJob:
     """A DistributedDataParallel training whose GPUs change, and its log."""
 
-    def __init__(self, slurm: Slurm, daemon: ScriptedController, name: str = "elastic") -> None:
+    def __init__(self, slurm: Slurm, daemon: ControllerProcess, name: str = "elastic") -> None:
         self._slurm, self._daemon, self.name = slurm, daemon, name
         self.out = slurm.home / f"{name}.jsonl"
         self.checkpoints = slurm.home / f"{name}-checkpoints"
         self.job_id = 0
 
-    def submit(self, *options: str, hints: str = "elastic=scale,max_gpus=8") -> ElasticJob:
-        """Submit it, as a job of one GPU unless ``options`` say else."""
+    def submit(
+        self, *options: str, hints: str = "elastic=scale,max_gpus=8", program: str = ""
+    ) -> ElasticJob:
+        """Submit it, as a job of one GPU unless ``options`` say else; or another ``program``."""
         exports = {
             "SYNERGY_ENDPOINT": self._daemon.endpoint,
             "SYNERGY_MUNGE_SOCKET": str(self._daemon.cluster.munge_socket),
@@ -119,7 +121,7 @@ class ElasticJob:
             "GLOO_SOCKET_IFNAME": "lo",
         }
         lines = "".join(f"export {key}='{value}'\n" for key, value in exports.items())
-        program = (
+        program = program or (
             f"{sys.executable} {PROGRAM} --samples={SAMPLES} --batch-size={BATCH} "
             f"--epochs={EPOCHS} --workers=0 --step-seconds=0.1 --out={self.out}"
         )
@@ -184,13 +186,18 @@ class ElasticJob:
             found[line["run"]] = line["ranks"]
         return [found[run] for run in sorted(found)]
 
-    def check_nothing_lost(self) -> None:
-        """Every step once and in order, so every stop left a checkpoint; every sample once."""
+    def check_nothing_lost(self, samples: int = SAMPLES, steps: int | None = STEPS) -> None:
+        """Every step once and in order, so every stop left a checkpoint; every sample once.
+
+        ``steps`` None: as many as there are.
+        """
         lines = self.lines()
-        assert [line["step"] for line in lines] == list(range(1, STEPS + 1)), str(self)
-        for epoch in range(EPOCHS):
+        assert [line["step"] for line in lines] == list(range(1, (steps or len(lines)) + 1)), str(
+            self
+        )
+        for epoch in range(lines[-1]["epoch"] + 1):
             seen = [i for line in lines if line["epoch"] == epoch for i in line["samples"]]
-            assert sorted(seen) == list(range(SAMPLES)), str(self)
+            assert sorted(seen) == list(range(samples)), str(self)
 
     def __str__(self) -> str:
         last = [{k: v for k, v in line.items() if k != "samples"} for line in self.lines()[-3:]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -161,3 +162,32 @@ def test_sia_starts_an_elastic_job_on_its_least_and_a_rigid_one_as_asked(
     assert (part.node, len(part.gpu_ids)) == ("a100-1", 4)
     solver = daemon.journal[-1]["plan"]["solver"]
     assert (solver["parameters"]["power"], solver["parameters"]["idle_cost"]) == (-1.0, 2.0)
+
+
+@pytest.mark.timeout(600)
+def test_a_training_is_grown_by_what_it_tells(
+    controller: Callable[..., ControllerProcess], slurm: Slurm, tmp_path: Path
+) -> None:
+    """From its least number of GPUs, by the policy itself, once its reports say that it pays."""
+    daemon = controller(
+        pool={"nodes": "v100-1"},
+        scheduling={"policy": "sia", "round_s": 3.0, "grace_s": 90.0, "start_deadline_s": 60.0},
+        profiling={"enabled": False},
+    )
+    daemon.start()
+    job, done, samples = ElasticJob(slurm, daemon), tmp_path / "done", 320
+    program = Path(__file__).with_name("growing_program.py")
+    words = (sys.executable, program, job.out, samples, 8, 64, 8, 0.0125, done)
+    job.submit(
+        "--gres=gpu:2",
+        "--ntasks-per-node=2",
+        hints="elastic=full,min_gpus=1,max_gpus=2,batch=8-64",
+        program=" ".join(map(str, words)),
+    )
+    job.trains_on(Step("v100", 1), run=0)
+    job.trains_on(Step("v100", 2), run=1)
+    done.touch()
+    job.ends_well().check_nothing_lost(samples, steps=None)
+    assert job.worlds() == [1, 2]
+    grown = [line["batch"] for line in job.lines() if line["run"] == 1]
+    assert max(grown) > 8, "and with its GPUs its batch"

@@ -1,16 +1,6 @@
-"""Fixtures of the unit tests: a clock that tests turn, and a munged of their own."""
+"""A fixture of the unit tests: a clock that tests turn."""
 
 from __future__ import annotations
-
-import os
-import secrets
-import shutil
-import signal
-import subprocess
-import tempfile
-import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from manual_clock import ManualClock
@@ -19,32 +9,3 @@ from manual_clock import ManualClock
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
-
-
-@pytest.fixture(scope="session")
-def munge_socket() -> Iterator[Path]:
-    """The socket of a real munged with a key of its own."""
-    munged = shutil.which("munged", path="/usr/sbin:/usr/local/sbin:/sbin:/usr/bin")
-    if munged is None:
-        pytest.skip("munged is not installed (Debian: apt-get install munge)")
-    # Not tmp_path: munged wants every directory above its socket searchable by all.
-    directory = Path(tempfile.mkdtemp(prefix="synergy-munge-", dir="/tmp"))
-    directory.chmod(0o711)
-    key = directory / "key"
-    key.write_bytes(secrets.token_bytes(128))
-    key.chmod(0o400)
-    argv = [munged, "--force", "--foreground", "--syslog"]
-    argv += [f"--{name}={directory / name}" for name in ("socket", "pid-file", "seed-file")]
-    daemon = subprocess.Popen(
-        [*argv, f"--key-file={key}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    socket = directory / "socket"
-    deadline_s = time.monotonic() + 10
-    while not socket.exists():
-        assert daemon.poll() is None, f"munged ended with status {daemon.returncode}"
-        assert time.monotonic() < deadline_s, "munged did not come up within 10 s"
-        time.sleep(0.02)
-    yield socket
-    os.kill(daemon.pid, signal.SIGTERM)
-    daemon.wait(10)
-    shutil.rmtree(directory, ignore_errors=True)

@@ -77,6 +77,12 @@ def test_hints_of_an_admitted_job_make_it_elastic() -> None:
     assert job.gpu_types == ("v100", "a100")
 
 
+def test_without_a_range_only_the_gpus_change() -> None:
+    """So the one batch that is seen makes a model of it."""
+    job = built("elastic=full,max_gpus=8")
+    assert (job.elasticity, job.most_gpus) == (Elasticity.STRONG_SCALING, 8)
+
+
 @pytest.mark.parametrize(("wrapper", "more"), [("no", ",elastic=yes"), ("yes", "")])
 def test_a_job_whose_tasks_cannot_change_stays_rigid(wrapper: str, more: str) -> None:
     job = built("elastic=full,max_gpus=8", wrapper=wrapper, more=more)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from builders import job, node, pending, placement, profile, res, running, snapshot
+from builders import elastic, job, node, pending, placement, profile, res, running, snapshot
 from click.testing import CliRunner
 from manual_clock import ManualClock
 
@@ -21,7 +21,9 @@ from slurm_synergy.cluster import Action, Renew, Start
 from slurm_synergy.controller.daily import DailySummary
 from slurm_synergy.controller.rounds import Became, Damage, Round, round_as_line
 from slurm_synergy.controller.summary import journal_files, summarise, summary_of, words
+from slurm_synergy.core.goodput import ThroughputModel
 from slurm_synergy.core.model import JobStatus, Placement, Plan, Reason, ReasonCode
+from slurm_synergy.core.scaling import BatchSize, Scaling, TypeSpeed
 from slurm_synergy.errors import LedgerError
 
 SHOWN = Reason(code=ReasonCode.ONLY_SHOWN, text="observe: nothing is changed in Slurm")
@@ -131,6 +133,23 @@ def test_what_a_job_would_have_lost_is_told_as_well() -> None:
     assert (found.saved_gpu_s, found.lost_gpu_s) == (0.0, pytest.approx(400.0))
 
 
+def test_an_elastic_job_counts_with_the_speed_that_was_learned_of_it() -> None:
+    """With its batch of now on both sides, whatever batch was planned."""
+    speed = TypeSpeed(
+        model=ThroughputModel(compute_s=0.0, compute_s_per_sample=0.002), local_most=100
+    )
+    belief = replace(WIDE, gpu_rate_per_gpu={}, scaling=Scaling(speeds={"v100": speed}))
+    now, planned = (
+        replace(placement(1, v100_1=res(4, cpus, 1000)), batch=BatchSize(local=size, replicas=4))
+        for cpus, size in ((10, 100), (30, 50))
+    )
+    statuses = [running(elastic(1, 1), now, belief)]
+    found = summarise([play(0, statuses, [planned]), play(100, statuses, [planned])])
+    # Its four GPUs make 2,000 samples/s; ten cores feed half of that.
+    assert found.unknown_gpu_s == 0.0
+    assert (found.known_gpu_s, found.saved_gpu_s) == (400.0, pytest.approx(200.0, rel=1e-3))
+
+
 def test_a_running_job_that_would_have_been_stopped_is_counted_once() -> None:
     one, there = job(1, 4), placement(1, v100_1=res(4, 12, 1000))
     found = summarise([play(float(s), [running(one, there)]) for s in (0, 10, 20)])
@@ -154,7 +173,7 @@ def test_nothing_at_all_is_said_as_such() -> None:
     assert words(summarise([])) == ("no round in this time",)
     found = summarise([Damage(line=3, what="cut"), play(0, [pending(job(1, 4))])])
     assert found.damaged_lines == 1
-    assert "1 lines of the journal cannot be read" in words(found)[-1]
+    assert "1 line of the journal cannot be read" in words(found)[-1]
 
 
 def _journal(state: Path, name: str, *rounds: Round) -> Path:
@@ -202,7 +221,7 @@ def test_the_command_prints_words_and_json(tmp_path: Path) -> None:
     shown = CliRunner().invoke(cli, ["summary", "--config", str(config)])
     assert shown.exit_code == 0, shown.output
     assert "mode of partition synergy: observe" in shown.output
-    assert "1 jobs would have started earlier, by at least 10.0 min in all" in shown.output
+    assert "1 job would have started earlier, by at least 10.0 min in all" in shown.output
     assert ">=10.0 min" in shown.output
     as_json = CliRunner().invoke(cli, ["summary", "--json", "--config", str(config)])
     content = json.loads(as_json.output)
@@ -240,7 +259,7 @@ def test_once_a_day_the_summary_is_logged_and_kept(
     clock.advance(20)
     daily.look()
     assert daily.wait(60)
-    assert "summary:   1 jobs would have started earlier, by at least 5.0 min" in caplog.text
+    assert "summary:   1 job would have started earlier, by at least 5.0 min" in caplog.text
     files = sorted((state / "summaries").iterdir())
     assert len(files) == 30
     assert json.loads(files[-1].read_text())["earlier_jobs"] == 1

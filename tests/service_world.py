@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 
-from slurm_synergy.cluster import Observation, ObservedJob
+from slurm_synergy.cluster import Clock, Observation, ObservedJob
 from slurm_synergy.config import LeaseSettings, Settings
 from slurm_synergy.controller.auth import Authenticator, encode_credential, new_nonce
 from slurm_synergy.controller.auth import register_payload as payload_of
@@ -50,17 +51,21 @@ class ServiceWorld:
         operators: frozenset[int],
         lease_s: float = 60.0,
         listen: str = "127.0.0.1:0",
+        learner_clock: Clock | None = None,
+        on_measured: Callable[[int], None] = lambda job_id: None,
     ) -> None:
         self.munge_socket = munge_socket
         self.clock = SystemClock()
         self.ledger = Ledger(state_dir, clock=self.clock)
-        self.learner = Learner(self.ledger, self.clock, least_between_s=0.0)
+        clock = learner_clock or self.clock
+        self.learner = Learner(self.ledger, clock, least_between_s=0.0)
         self.book = LeaseBook(
             self.ledger,
             self.clock,
             lease_s=lease_s,
             node_of=lambda name: NODE if name == NODE.name else None,
             on_training=self.learner.reported,
+            on_measured=on_measured,
         )
         self.settings = Settings()
         self.view = StatusView(
@@ -120,7 +125,7 @@ class ServiceWorld:
         self.observe(statuses)
         self.view.publish(snapshot, plan, {"decide": 0.01, "total": 0.02})
 
-    def observe(self, statuses: tuple[JobStatus, ...], profile_key: str = "") -> None:
+    def observe(self, statuses: tuple[JobStatus, ...], profile_key: str = "") -> Observation:
         """Slurm has been read, and showed these jobs."""
         jobs = tuple(
             ObservedJob(
@@ -131,7 +136,10 @@ class ServiceWorld:
             )
             for status in statuses
         )
-        self.view.observed(Observation(nodes=(NODE,), jobs=jobs, free={"n1": FULL}))
+        observation = Observation(nodes=(NODE,), jobs=jobs, free={"n1": FULL})
+        self.view.observed(observation)
+        self.learner.observed(observation)
+        return observation
 
     def task(self, job_id: int, *, rank: int = 0, ranks: int = 1, restart: int = 0) -> pb.TaskId:
         return pb.TaskId(
