@@ -13,6 +13,7 @@ give an upper bound for any choice, so every answer comes with a certificate:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -305,12 +306,21 @@ class _Search:
             order = order[np.isfinite(best[order])]
             if not len(order):
                 break
-            for job in order:
-                needs = self.takes[:, at[job]] - self.takes[:, columns[job]]
-                if (needs <= left).all():
-                    columns[job] = at[job]
-                    left -= needs
+            self._move(columns, at, order, left)
         return np.where(columns == self.idle, IDLE, columns)
+
+    def _move(self, columns: Ints, at: Ints, order: Ints, left: Floats) -> None:
+        """Move jobs to the columns ``at`` as long as these fit into ``left``; changes ``columns``.
+
+        A few plain numbers for each of many jobs: arrays would take five times as long.
+        """
+        takes, room = self.takes.T.tolist(), left.tolist()
+        pairs = zip(order.tolist(), at[order].tolist(), columns[order].tolist(), strict=True)
+        for job, new, old in pairs:
+            needs = [more - less for more, less in zip(takes[new], takes[old], strict=True)]
+            if all([need <= free for need, free in zip(needs, room, strict=True)]):  # noqa: C419
+                columns[job] = new
+                room = [free - need for need, free in zip(needs, room, strict=True)]
 
     def core(self, prices: Floats, bound: float, chosen: Ints, value: float) -> Ints | None:
         """The best choice by dynamic programming over what is still open; None if too large.
@@ -325,41 +335,38 @@ class _Search:
             return None  # forced jobs that do not fit: the bound says nothing about such a choice
         slack = 1e-9 * max(abs(bound), 1.0)
         open_ = (best[:, None] - reduced) <= bound - value + slack
-        options = [np.nonzero(row)[0] for row in open_]
-        fixed = [int(one[0]) for one in options if len(one) == 1]
-        undecided = [job for job, one in enumerate(options) if len(one) > 1]
-        left = (self.limits - self.takes[:, fixed].sum(axis=1)).astype(np.int64)
+        columns = np.argmax(open_, axis=1)  # the only one, of those that are decided
+        counts = open_.sum(axis=1)
+        undecided = np.nonzero(counts > 1)[0]
+        left = (self.limits - self.used(columns[counts == 1])).astype(np.int64)
         if (left < 0).any():
             return None
-        sizes = self._sizes([options[job] for job in undecided], left)
+        sizes = self._sizes(open_[undecided], left)
         states = int(np.prod([size + 1 for size in sizes], dtype=np.float64))
-        work = states * sum(len(options[job]) for job in undecided)
-        if work > _DP_WORK:
+        if states * int(counts[undecided].sum()) > _DP_WORK:
             return None
-        picked = self._program(undecided, options, sizes)
+        options = {job: np.nonzero(open_[job])[0] for job in undecided.tolist()}
+        picked = self._program(options, sizes)
         if picked is None:
             return None
-        columns = np.array([one[0] for one in options], dtype=np.int64)
         columns[undecided] = picked
         better = np.where(columns == self.idle, IDLE, columns)
         return better if self.value(better) >= value else chosen
 
-    def _sizes(self, options: list[Ints], left: Ints) -> list[int]:
+    def _sizes(self, open_: Bools, left: Ints) -> list[int]:
         """States per row: no more than all undecided jobs together could take."""
-        most = np.zeros(len(left))
-        for columns in options:
-            most += self.takes[:, columns].max(axis=1)
+        most = [float((open_ * takes).max(axis=1, initial=0.0).sum()) for takes in self.takes]
         return [int(min(a, b)) for a, b in zip(left, most, strict=True)]
 
-    def _program(self, jobs: list[int], options: list[Ints], sizes: list[int]) -> Ints | None:
-        """Best configurations of ``jobs`` within ``sizes`` units of the rows."""
+    def _program(self, options: Mapping[int, Ints], sizes: list[int]) -> Ints | None:
+        """Best of the ``options`` of each job, in their order, within ``sizes`` of the rows."""
         shape = tuple(size + 1 for size in sizes)
         best = np.zeros(shape)
         decisions: list[NDArray[np.int16]] = []
-        for job in jobs:
+        for job, columns in options.items():
             new = np.full(shape, -np.inf)
             which = np.full(shape, -1, dtype=np.int16)
-            for column in options[job]:
+            for column in columns:
                 need = self.takes[:, column].astype(np.int64)
                 if any(one >= size for one, size in zip(need, shape, strict=True)):
                     continue
@@ -376,8 +383,8 @@ class _Search:
         at = tuple(size for size in sizes)
         if not np.isfinite(best[at]):
             return None
-        picked = np.zeros(len(jobs), dtype=np.int64)
-        for index in range(len(jobs) - 1, -1, -1):
+        picked = np.zeros(len(options), dtype=np.int64)
+        for index in range(len(options) - 1, -1, -1):
             column = int(decisions[index][at])
             picked[index] = column
             need = self.takes[:, column].astype(np.int64)

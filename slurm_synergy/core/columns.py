@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slurm_synergy.core.configurations import (
     Capacities,
@@ -21,7 +22,9 @@ from slurm_synergy.core.configurations import (
 from slurm_synergy.core.model import Configuration, Elasticity, Job, JobStatus
 from slurm_synergy.core.snapshot import held
 
-__all__ = ["Columns", "Key", "suits"]
+__all__ = ["Columns", "Key", "held_key", "scale_limit", "scale_limits", "suits"]
+
+Ints = NDArray[np.int64]
 
 Key = tuple[str, int, int | None]
 """GPU type, GPUs and nodes of a configuration."""
@@ -47,7 +50,8 @@ def _fits_alone(capacities: Capacities, cover: Configuration, times: int) -> boo
     return bool((made.takes[:, 0] * times <= made.limits).all())
 
 
-def _held_key(status: JobStatus) -> Key | None:
+def held_key(status: JobStatus) -> Key | None:
+    """What the job holds and may keep, as a configuration; None for nothing."""
     now = held(status)
     if now is None:
         return None
@@ -60,32 +64,41 @@ def _splits(job: Job) -> bool:
     return job.nodes is None and job.elasticity is _RIGID
 
 
-def _scale_limit(status: JobStatus) -> int:
-    """The most GPUs that the job may have next: twice what it was measured on (algorithms C.6).
+def scale_limit(status: JobStatus) -> int:
+    """The most GPUs that the job may have next, as ``scale_limits``."""
+    now, scaling, job = held(status), status.profile.scaling, status.job
+    known = (job.least_gpus, job.most_gpus, now.gpus if now else 0)
+    return int(scale_limits(*known, scaling.explored_gpus if scaling else 0))
 
-    What it merely holds does not count: it would be forgotten when the job is stopped to grow.
+
+def scale_limits(least: Ints | int, most: Ints | int, holds: Ints | int, seen: Ints | int) -> Ints:
+    """The most GPUs that jobs may have next: twice what they were measured on (algorithms C.6).
+
+    What a job merely holds does not count: it would be forgotten when the job is stopped to grow.
     """
-    now, scaling = held(status), status.profile.scaling
-    most = max(now.gpus if now else 0, 2 * scaling.explored_gpus if scaling else 0)
-    return min(max(status.job.least_gpus, most), status.job.most_gpus)
+    return np.asarray(np.minimum(np.maximum(least, np.maximum(holds, 2 * np.asarray(seen))), most))
 
 
 class Columns:
     """The configurations, by number, and what they take.
 
-    ``held`` are the keys of what each job holds, ``limits`` the most GPUs that it may have next.
-    The first ``offered`` are those of the pool, in which elastic jobs choose; then come the shapes
-    of rigid jobs and odd ones that are held.
+    ``held`` are the keys of what each job holds, ``limits`` ``(J,)`` the most GPUs that it may have
+    next. The first ``offered`` are those of the pool, in which elastic jobs choose; then come the
+    shapes of rigid jobs and odd ones that are held.
     """
 
     def __init__(
-        self, capacities: Capacities, jobs: Sequence[JobStatus], kinds: tuple[str, ...]
+        self,
+        capacities: Capacities,
+        jobs: Sequence[JobStatus],
+        kinds: tuple[str, ...],
+        holds: Sequence[Key | None],
+        limits: Ints,
     ) -> None:
-        self.held = [_held_key(status) for status in jobs]
-        self.limits = [_scale_limit(status) for status in jobs]
+        self.held, self.limits = holds, limits
         elastic = [
             max(limit, 2 * status.job.least_gpus)
-            for status, limit in zip(jobs, self.limits, strict=True)
+            for status, limit in zip(jobs, limits.tolist(), strict=True)
             if status.job.elasticity is not _RIGID
         ]
         pool: tuple[Configuration, ...] = ()

@@ -6,7 +6,9 @@ granted, or placed.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from operator import attrgetter
 
 from slurm_synergy.core.goodput import ThroughputModel
 from slurm_synergy.core.model import (
@@ -27,7 +29,7 @@ __all__ = [
     "configuration_of",
     "gpus_per_replica",
     "model_on",
-    "models_on",
+    "models_of",
     "objection",
     "reshaped",
 ]
@@ -35,6 +37,7 @@ __all__ = [
 # Until Python 3.12, looking up a member of an enumeration takes longer than comparing it.
 _RIGID = Elasticity.RIGID
 _FORGOTTEN_AT_LEAST = 1000
+_BUT_SCALING = attrgetter(*[one.name for one in fields(Profile) if one.name != "scaling"])
 
 
 def gpus_per_replica(job: Job, scaling: Scaling | None, gpu_type: str) -> int:
@@ -55,10 +58,12 @@ def model_on(scaling: Scaling, gpu_type: str) -> ThroughputModel | None:
     return None if own is None else _taught(own, _teacher(scaling))
 
 
-def models_on(scaling: Scaling) -> dict[str, ThroughputModel]:
-    """``model_on`` for all types of which something is known."""
-    teacher = _teacher(scaling)
-    return {kind: _taught(own, teacher) for kind, own in scaling.speeds.items()}
+def models_of(snapshot: Snapshot, job_id: int, scaling: Scaling) -> Mapping[str, ThroughputModel]:
+    """``model_on`` for all types of which something is known.
+
+    The same object in all rounds with the same nodes, as long as the job's speeds are the same.
+    """
+    return _Lasting.of_snapshot(snapshot).models(job_id, scaling)
 
 
 def _teacher(scaling: Scaling) -> TypeSpeed | None:
@@ -124,16 +129,16 @@ def reshaped(job: Job, configuration: Configuration) -> Job:
 def as_granted(snapshot: Snapshot, status: JobStatus, configuration: Configuration) -> JobStatus:
     """The job as it is on ``configuration``: ``status`` itself unless that changes an elastic job.
 
-    The same job, profile and configuration give the same job and profile, as objects, in all rounds
-    with the same nodes.
+    The same job, speed and configuration give the same job and profile, as objects, in all rounds
+    with the same nodes; that profile has no scaling, since the job is no longer elastic.
     """
     job = status.job
     if job.elasticity is _RIGID or _is_own(job, configuration):
         return status
-    known = _Shapes.of_snapshot(snapshot)
-    found = known.get(job.job_id)
-    if found is None or not found.serves(status, configuration):
-        found = known[job.job_id] = _Shape(status, configuration, found)
+    known = _Lasting.of_snapshot(snapshot)
+    found = known.shapes.get(job.job_id)
+    if found is None or not found.serves(known, status, configuration):
+        found = known.shapes[job.job_id] = _Shape(known, status, configuration, found)
     return JobStatus(  # a replace() would take three times as long
         job=found.job,
         profile=found.profile,
@@ -144,6 +149,7 @@ def as_granted(snapshot: Snapshot, status: JobStatus, configuration: Configurati
         restarts=status.restarts,
         blocked=status.blocked,
         held_by_us=status.held_by_us,
+        held_s=status.held_s,
     )
 
 
@@ -192,19 +198,25 @@ def _is_own(job: Job, configuration: Configuration) -> bool:
 class _Shape:
     """An elastic job on one configuration, with what it was made from."""
 
-    __slots__ = ("_configuration", "_job", "_profile", "job", "profile")
+    __slots__ = ("_configuration", "_job", "_models", "_profile", "job", "profile")
 
     def __init__(
-        self, status: JobStatus, configuration: Configuration, before: _Shape | None
+        self,
+        known: _Lasting,
+        status: JobStatus,
+        configuration: Configuration,
+        before: _Shape | None,
     ) -> None:
         self._job, self._profile = status.job, status.profile
         self._configuration = configuration
+        scaling = status.profile.scaling
+        self._models = known.models(status.job.job_id, scaling) if scaling else None
         self.job: Job
         if before is not None and before.has_shape(status, configuration):
             self.job = before.job
         else:
             self.job = reshaped(status.job, configuration)
-        self.profile = _profile_on(status, configuration)
+        self.profile = _profile_on(status.profile, self._models, configuration)
 
     def has_shape(self, status: JobStatus, configuration: Configuration) -> bool:
         """Whether it is this very job in that shape, with whatever batch and speed."""
@@ -216,38 +228,73 @@ class _Shape:
             and own.gpu_type == configuration.gpu_type
         )
 
-    def serves(self, status: JobStatus, configuration: Configuration) -> bool:
-        """Whether it is this very job on that configuration."""
-        return (
-            self._job is status.job
-            and self._profile is status.profile
-            and self._configuration == configuration
-        )
+    def serves(self, known: _Lasting, status: JobStatus, configuration: Configuration) -> bool:
+        """Whether it is this very job on that configuration, as fast as before."""
+        own = self._configuration
+        if self._job is not status.job or (own is not configuration and own != configuration):
+            return False
+        if self._profile is status.profile:
+            return True
+        # The noise of its gradient alone, which is new all the time, makes it no faster.
+        if _BUT_SCALING(self._profile) != _BUT_SCALING(status.profile):
+            return False
+        scaling = status.profile.scaling
+        now = known.models(status.job.job_id, scaling) if scaling else None
+        if self._models is not now:
+            return False
+        self._profile = status.profile
+        return True
 
 
-class _Shapes(dict[int, _Shape]):
-    """Shapes by job id; kept with the nodes, as they depend on nothing else of a round."""
+class _Lasting:
+    """What is made of elastic jobs, by job id; kept with the nodes."""
+
+    __slots__ = ("_models", "shapes")
+
+    def __init__(self) -> None:
+        self.shapes: dict[int, _Shape] = {}
+        self._models: dict[
+            int, tuple[Mapping[str, TypeSpeed] | None, Mapping[str, ThroughputModel]]
+        ] = {}
 
     @classmethod
-    def of_snapshot(cls, snapshot: Snapshot) -> _Shapes:
+    def of_snapshot(cls, snapshot: Snapshot) -> _Lasting:
         """What there is for the nodes of ``snapshot``."""
         found = snapshot.of_nodes.get(cls)
-        if not isinstance(found, cls) or len(found) > 2 * len(snapshot.jobs) + _FORGOTTEN_AT_LEAST:
+        most = 2 * len(snapshot.jobs) + _FORGOTTEN_AT_LEAST
+        if not isinstance(found, cls) or max(len(found.shapes), len(found._models)) > most:
             found = snapshot.of_nodes[cls] = cls()
         return found
 
+    def models(self, job_id: int, scaling: Scaling) -> Mapping[str, ThroughputModel]:
+        """``models_of``."""
+        speeds, models = self._models.get(job_id, _NOTHING)
+        if speeds is not scaling.speeds:
+            if speeds != scaling.speeds:
+                teacher = _teacher(scaling)
+                models = {kind: _taught(own, teacher) for kind, own in scaling.speeds.items()}
+            self._models[job_id] = scaling.speeds, models
+        return models
 
-def _profile_on(status: JobStatus, configuration: Configuration) -> Profile:
+
+_NOTHING: tuple[None, Mapping[str, ThroughputModel]] = (None, {})
+
+
+def _profile_on(
+    profile: Profile,
+    models: Mapping[str, ThroughputModel] | None,
+    configuration: Configuration,
+) -> Profile:
     """The profile whose rate per GPU is that of the whole configuration, shared by its GPUs."""
-    profile, scaling, kind = status.profile, status.profile.scaling, configuration.gpu_type
-    batch = configuration.batch
-    if scaling is None or kind is None or batch is None:
+    kind, batch = configuration.gpu_type, configuration.batch
+    if models is None:
         return profile
-    model = model_on(scaling, kind)
-    if model is None:
-        return profile
+    model = None if kind is None else models.get(kind)
+    if kind is None or batch is None or model is None:
+        return replace(profile, scaling=None)
     rate = model.rate(configuration.nodes or 1, batch.replicas, batch.local, batch.accumulation)
-    return replace(profile, gpu_rate_per_gpu={kind: rate / configuration.gpus})
+    rates = {kind: rate / configuration.gpus}
+    return replace(profile, gpu_rate_per_gpu=rates, scaling=None)
 
 
 def objection(status: JobStatus, placement: Placement) -> str | None:

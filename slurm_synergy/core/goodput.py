@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from slurm_synergy.core.values import quick
 from slurm_synergy.errors import ModelError
@@ -47,10 +47,6 @@ CANDIDATES: Final = 50
 
 _LEAST_S = 1e-8  # the floor of every coefficient of a fit; a single replica synchronises in no time
 _LARGEST_OVERLAP = 10.0
-_TINY = 1e-300
-_NUMBERS = 14  # of a learner, the last five of them its batch limits
-_BATCH_LIMITS = 9
-_AT_ONCE = 256  # pairs whose candidates are judged together: their arrays fit into a cache
 
 
 @quick
@@ -99,7 +95,9 @@ class ThroughputModel:
         """Seconds of synchronising ``replicas`` GPUs on ``nodes`` nodes."""
         import numpy as np
 
-        return _sync_s(self._times, np.asarray(nodes), np.asarray(replicas))
+        from slurm_synergy.core.batch_curves import sync_s
+
+        return sync_s(self._times, np.asarray(nodes), np.asarray(replicas))
 
     def iteration_s(
         self,
@@ -114,8 +112,10 @@ class ThroughputModel:
         """
         import numpy as np
 
+        from slurm_synergy.core.batch_curves import iteration_s
+
         sizes = (np.asarray(one) for one in (nodes, replicas, local_batch, accumulation))
-        return _iteration_s(self._times, self.overlap, *sizes)
+        return iteration_s(self._times, self.overlap, *sizes)
 
     def rate(self, nodes: int, replicas: int, local_batch: int, accumulation: int = 0) -> float:
         """``throughput`` of one configuration as a plain number, quickly and without numpy."""
@@ -171,12 +171,9 @@ class GradientStatistics:
         """
         import numpy as np
 
-        return _worth(self.square, self.variance, np.asarray(scale, dtype=float))
-
-
-def _worth(square: float | Floats, variance: float | Floats, scale: Floats) -> Floats:
-    worth: Floats = (variance + square) / (variance + square * scale)
-    return worth
+        square, variance = self.square, self.variance
+        worth: Floats = (variance + square) / (variance + square * np.asarray(scale, dtype=float))
+        return worth
 
 
 NOISELESS: Final = GradientStatistics(square=0.0, variance=1.0)
@@ -241,6 +238,17 @@ class Learner:
         limits = replace(self.limits, largest=self.limits.initial)
         return replace(self, statistics=NOISELESS, limits=limits)
 
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """All of it in the order of ``batch_curves.Row``."""
+        model, statistics, limits = self.model, self.statistics, self.limits
+        return (
+            *model._times,
+            *(model.overlap, statistics.square, statistics.variance),
+            *(limits.initial, limits.largest, limits.local_least, limits.local_most),
+            limits.accumulate,
+        )
+
 
 def best_batch(
     model: ThroughputModel,
@@ -292,19 +300,14 @@ def best_batches(
     """
     import numpy as np
 
+    from slurm_synergy.core.batch_curves import best_of
+
     index = np.atleast_1d(np.asarray(of, dtype=np.int64))
-    on = np.broadcast_to(np.asarray(nodes, dtype=np.int64), index.shape)
-    many = np.broadcast_to(np.asarray(replicas, dtype=np.int64), index.shape)
+    on, many = (
+        np.broadcast_to(np.asarray(one, dtype=np.int64), index.shape) for one in (nodes, replicas)
+    )
     fed = np.broadcast_to(np.asarray(most_rate, dtype=np.float64), index.shape)
-    table = np.array([_numbers(one) for one in learners], dtype=np.float64).reshape(-1, _NUMBERS)
-    goodput = np.zeros(len(index))
-    local = np.zeros(len(index), dtype=np.int64)
-    passes = np.zeros(len(index), dtype=np.int64)
-    for start in range(0, len(index), _AT_ONCE):
-        part = slice(start, start + _AT_ONCE)
-        rows = table[index[part]].T[:, :, None]
-        found = _best(rows, on[part, None], many[part, None], fed[part, None], candidates)
-        goodput[part], local[part], passes[part] = found
+    goodput, local, passes = best_of(_table(learners)[index], on, many, fed, candidates)
     return BatchChoice(goodput=goodput, local_batch=local, accumulation=passes)
 
 
@@ -320,104 +323,19 @@ def goodput_at(
     """Goodput of each of K ``learners`` with a given batch, whether that is allowed or not."""
     import numpy as np
 
-    rows = np.array([_numbers(one) for one in learners], dtype=np.float64).reshape(-1, _NUMBERS).T
+    from slurm_synergy.core.batch_curves import goodput_of
+
     on, many, local, passes = (
         np.asarray(one, dtype=np.int64) for one in (nodes, replicas, local_batch, accumulation)
     )
-    return _goodput(rows, on, many, local, passes, np.asarray(most_rate, dtype=np.float64))
+    fed = np.asarray(most_rate, dtype=np.float64)
+    return goodput_of(_table(learners), on, many, local, passes, fed)
 
 
-def _numbers(one: Learner) -> tuple[float, ...]:
-    """A learner as a row of numbers, in the order in which ``_best`` takes them apart."""
-    model, statistics, limits = one.model, one.statistics, one.limits
-    return (
-        *model._times,
-        *(model.overlap, statistics.square, statistics.variance),
-        *(limits.initial, limits.largest, limits.local_least, limits.local_most),
-        limits.accumulate,
-    )
-
-
-def _best(
-    rows: Floats, nodes: Ints, replicas: Ints, most_rate: Floats, candidates: int
-) -> tuple[Floats, Ints, Ints]:
-    """Goodput, local batch and accumulation ``(K,)``; the arguments have shape ``(..., K, 1)``."""
+def _table(learners: Sequence[Learner]) -> Floats:
     import numpy as np
 
-    initial, largest, least, most, accumulate = rows[_BATCH_LIMITS:]
-    low = np.maximum(initial, replicas * least)
-    steps = np.linspace(0.0, 1.0, candidates)[None, :]
-    totals = low * np.exp(steps * np.log(np.maximum(largest, low) / low))  # (K, candidates)
-    share = totals / replicas
-    passes = np.maximum(np.ceil(share / most - 1e-8) - 1, 0)
-    # One replica without accumulation has no second gradient to measure the noise with.
-    alone = (replicas == 1) & (share > initial * (1 + 1e-9))
-    passes = np.where(alone, np.maximum(passes, 1), passes) * accumulate
-    local = np.maximum(np.ceil(share / (passes + 1) - 1e-8), 1)
-    realised = replicas * local * (passes + 1)
-    # Whole samples per replica may round a total up by less than one sample for each pass.
-    valid = (local >= least) & (local <= most) & (low <= largest)
-    valid &= realised < largest + replicas * (passes + 1)
-    goodput = np.where(valid, _goodput(rows, nodes, replicas, local, passes, most_rate), 0.0)
-    at = np.argmax(goodput, axis=1)
-    here = np.arange(len(at))
-    best = goodput[here, at]
-    runs = best > 0
-    return (
-        best,
-        np.where(runs, local[here, at], 0).astype(np.int64),
-        np.where(runs, passes[here, at], 0).astype(np.int64),
-    )
+    from slurm_synergy.core.batch_curves import NUMBERS
 
-
-def _goodput(
-    rows: Floats,
-    nodes: Ints,
-    replicas: Ints,
-    local: NDArray[Any],
-    passes: NDArray[Any],
-    most_rate: Floats,
-) -> Floats:
-    """Useful samples/s; ``rows`` are learners, their first axis the numbers of ``_numbers``."""
-    import numpy as np
-
-    *times, overlap, square, variance, initial = rows[: _BATCH_LIMITS + 1]
-    total = replicas * local * (passes + 1)
-    iteration_s = _iteration_s(times, overlap, nodes, replicas, local, passes)
-    worth = _worth(square, variance, np.maximum(total / initial, 1.0))
-    return np.asarray(np.minimum(total / iteration_s, most_rate) * worth)
-
-
-def _iteration_s(
-    times: Sequence[float | Floats],
-    overlap: float | Floats,
-    nodes: Ints,
-    replicas: Ints,
-    local: NDArray[Any],
-    passes: NDArray[Any],
-) -> Floats:
-    """Seconds of one optimiser step of one model or many.
-
-    The power mean of computing and synchronising is taken relative to the longer of both, so that
-    it cannot overflow.
-    """
-    import numpy as np
-
-    gradient_s = times[0] + times[1] * local
-    sync_s = _sync_s(times, nodes, replicas)
-    longer, shorter = np.maximum(gradient_s, sync_s), np.minimum(gradient_s, sync_s)
-    # Powers by logarithms, which take a third of the time.
-    ratio = np.exp(overlap * np.log(np.maximum(shorter / longer, _TINY)))
-    last_s = longer * np.exp(np.log1p(ratio) / overlap)
-    return np.asarray(passes * gradient_s + last_s, dtype=np.float64)
-
-
-def _sync_s(times: Sequence[float | Floats], nodes: Ints, replicas: Ints) -> Floats:
-    """Seconds of synchronising, of one model or many."""
-    import numpy as np
-
-    beyond = np.maximum(replicas - 2, 0)
-    inside = times[2] + times[3] * beyond
-    across = times[4] + times[5] * beyond
-    shared = np.where(nodes > 1, across, inside)
-    return np.where(replicas > 1, shared, _LEAST_S)
+    table = np.array([one.numbers for one in learners], dtype=np.float64)
+    return table.reshape(-1, NUMBERS)

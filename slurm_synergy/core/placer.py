@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slurm_synergy.core.packing import Request, parts_of
 from slurm_synergy.core.room import GpuLayout, Parts, Pool, Room
@@ -28,7 +28,43 @@ class Placed:
 
 
 def place_configurations(pool: Pool, requests: Sequence[Request]) -> Placed:
-    """A place for each of ``requests``; of equal ones the first is served first."""
+    """A place for each of ``requests``; of equal ones the first is served first.
+
+    A job is stopped to make room for another only if both would also be placed once it has been
+    stopped. Otherwise it would be started where it was, and stopped again, for ever.
+    """
+    asked, lost = list(requests), set[int]()
+    placed = _place(pool, asked)
+    while _moved(asked, placed):
+        later = _place(pool, _once_stopped(asked, placed))
+        gone = set(later.unplaced) - set(placed.unplaced)
+        if not gone:
+            break
+        lost |= gone
+        asked = [request for request in asked if request.job_id not in lost]
+        placed = _place(pool, asked)
+    return replace(placed, unplaced=(*placed.unplaced, *sorted(lost)))
+
+
+def _moved(requests: Sequence[Request], placed: Placed) -> bool:
+    return any(_is_moved(request, placed) for request in requests)
+
+
+def _is_moved(request: Request, placed: Placed) -> bool:
+    return request.held is not None and placed.layouts.get(request.job_id) != request.held
+
+
+def _once_stopped(requests: Sequence[Request], placed: Placed) -> list[Request]:
+    """The requests when those jobs hold nothing any more that ``placed`` puts elsewhere."""
+    return [
+        replace(request, held=None, held_parts=[], may_stay=False)
+        if _is_moved(request, placed)
+        else request
+        for request in requests
+    ]
+
+
+def _place(pool: Pool, requests: Sequence[Request]) -> Placed:
     search = _Search(pool, requests)
     search.keep()
     found = search.run()

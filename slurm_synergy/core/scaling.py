@@ -5,6 +5,7 @@ The job side reads profiles too, so nothing here needs numpy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -12,7 +13,9 @@ from slurm_synergy.core.goodput import GradientStatistics, ThroughputModel
 from slurm_synergy.core.values import quick
 from slurm_synergy.errors import ModelError
 
-__all__ = ["BatchSize", "Scaling", "TypeSpeed"]
+__all__ = ["BatchSize", "Scaling", "TypeSpeed", "shared_out"]
+
+_ROUNDING = 1e-8
 
 
 @quick
@@ -40,6 +43,21 @@ class BatchSize:
     def total(self) -> int:
         """Samples of one step of the whole job."""
         return self.local * self.replicas * (self.accumulation + 1)
+
+
+def shared_out(total: int, *, initial: int, replicas: int, local_most: int) -> BatchSize:
+    """How ``replicas`` copies take ``total`` samples a step (algorithms C.4).
+
+    No accumulation where ``local_most``, a GPU's memory, does not ask for it, but a copy that
+    trains alone beyond the ``initial`` batch takes two passes, as otherwise the gradient's noise
+    could not be measured. Totals are rounded up to whole samples of each copy and pass.
+    """
+    share = total / replicas
+    passes = max(math.ceil(share / local_most - _ROUNDING) - 1, 0)
+    if replicas == 1 and total > initial:
+        passes = max(passes, 1)
+    local = max(math.ceil(share / (passes + 1) - _ROUNDING), 1)
+    return BatchSize(local=local, replicas=replicas, accumulation=passes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -33,23 +32,22 @@ class Supplies:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def rows(self, jobs: Sequence[JobStatus], columns: Columns) -> Floats:
-        """What each job's input pipeline delivers in each column ``(J, K)``; infinite if unknown.
+    def turn_to(self, columns: Columns) -> bool:
+        """Answer for ``columns`` from now on; whether these are others than before."""
+        if columns.all == self._configurations:
+            return False
+        self._rows.clear()
+        self._configurations = columns.all
+        return True
 
-        What was computed for the same columns before is not computed again.
+    def row(self, status: JobStatus, columns: Columns) -> Floats:
+        """What the job's input pipeline delivers in each column ``(K,)``; infinite if unknown.
+
+        The ``columns`` are those that were turned to.
         """
-        if columns.all != self._configurations:
-            self._rows.clear()
-            self._configurations = columns.all
-        nothing_known = np.full(len(columns.all), np.inf)
-        return np.array(
-            [self._row(status, columns, nothing_known) for status in jobs], dtype=np.float64
-        ).reshape(len(jobs), len(columns.all))
-
-    def _row(self, status: JobStatus, columns: Columns, nothing_known: Floats) -> Floats:
         job, profile = status.job, status.profile
         if (profile.pipeline is None and profile.table is None) or not job.wrapped:
-            return nothing_known
+            return np.full(len(columns.all), np.inf)
         asked = job.gpus // (job.nodes or 1)
         sort = (job.min_mem_mib_per_node, min_mem_mib(status), job.tasks_per_node, asked)
         key = (profile.pipeline, profile.table, *sort)

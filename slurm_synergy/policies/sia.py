@@ -9,7 +9,7 @@ Cores and memory are left to the mechanism.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from slurm_synergy.core.assignment import IDLE, Assignment, Choices, Ints, assign
 from slurm_synergy.core.columns import suits
 from slurm_synergy.core.configurations import Capacities, tally
+from slurm_synergy.core.contest import Contest, arrival
 from slurm_synergy.core.elastic import as_granted, configuration_of
 from slurm_synergy.core.market import Choice, Market, amount
 from slurm_synergy.core.model import (
@@ -33,7 +34,7 @@ from slurm_synergy.core.model import (
 from slurm_synergy.core.packing import Request, Requests, parts_of
 from slurm_synergy.core.placer import Placed, place_configurations
 from slurm_synergy.core.room import GpuLayout, Room
-from slurm_synergy.core.snapshot import held, is_pinned
+from slurm_synergy.core.snapshot import held
 from slurm_synergy.core.valuation import IDLE_COST, Floats, gains, normalise, restart_factor
 from slurm_synergy.core.worth import Worth, worth_of
 
@@ -42,7 +43,6 @@ __all__ = ["SIA", "Offer", "Sia"]
 # What standing in the queue counts for: it decides between jobs that gain the same.
 _TIE = 1e-6
 _PARAMETERS = ("power", "idle_cost", "most_factor", "gap")
-_DRAINED = Reason(code=ReasonCode.DRAINED, text="the controller drains: nothing is started")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class Sia:
 
     def choose(self, snapshot: Snapshot) -> Decision:
         """A configuration for each job that gets one."""
-        jobs = _Field.of(snapshot)
+        jobs = Contest.of(snapshot)
         offer = self.offer(snapshot, jobs.competing, jobs.kept)
         decided = _Round(snapshot, jobs, offer).decision()
         return replace(decided, solver={**decided.solver, "parameters": self.parameters})
@@ -123,7 +123,7 @@ class Sia:
 
     def market(self, snapshot: Snapshot, job_id: int) -> Market | None:
         """What was offered to a job in that round; None if it did not compete."""
-        jobs = _Field.of(snapshot)
+        jobs = Contest.of(snapshot)
         ids = [status.job.job_id for status in jobs.competing]
         if job_id not in ids:
             return None
@@ -171,7 +171,7 @@ def _standing(jobs: Sequence[JobStatus]) -> Floats:
     It decides between equals only.
     """
     waits = [row for row, status in enumerate(jobs) if held(status) is None]
-    waits.sort(key=lambda row: _arrival(jobs[row]))
+    waits.sort(key=lambda row: arrival(jobs[row]))
     found = np.ones(len(jobs))
     found[waits] = 1.0 - (1.0 + np.arange(len(waits))) / (1.0 + len(waits))
     return found
@@ -185,37 +185,10 @@ def _as_now(worth: Worth, brings: Floats) -> Ints | None:
     return np.where((worth.current >= 0) & np.isfinite(here), worth.current, IDLE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Field:
-    """Who competes: ``kept`` jobs keep what they hold, ``waiting`` ones must not start."""
-
-    kept: tuple[JobStatus, ...]
-    competing: tuple[JobStatus, ...]
-    waiting: Mapping[int, Reason] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, snapshot: Snapshot) -> _Field:
-        """The jobs of a snapshot."""
-        kept: list[JobStatus] = []
-        competing: list[JobStatus] = []
-        waiting: dict[int, Reason] = {}
-        for status in snapshot.jobs:
-            if held(status) is not None:
-                stays = snapshot.draining or is_pinned(status, snapshot)
-                (kept if stays else competing).append(status)
-            elif status.blocked is not None:
-                waiting[status.job.job_id] = status.blocked
-            elif snapshot.draining:
-                waiting[status.job.job_id] = _DRAINED
-            else:
-                competing.append(status)
-        return cls(kept=tuple(kept), competing=tuple(competing), waiting=waiting)
-
-
 class _Round:
     """From what was chosen to grants that certainly fit together."""
 
-    def __init__(self, snapshot: Snapshot, jobs: _Field, offer: Offer) -> None:
+    def __init__(self, snapshot: Snapshot, jobs: Contest, offer: Offer) -> None:
         self._snapshot, self._jobs, self._offer = snapshot, jobs, offer
         self._requests = Requests.of_snapshot(snapshot)
         self._granted: list[tuple[JobStatus, Grant]] = []
@@ -225,10 +198,11 @@ class _Round:
         """The policy's word."""
         wanted = [(status, _as_held(status)) for status in self._jobs.kept]
         chosen = self._offer.found.chosen
-        for row in np.nonzero(chosen != IDLE)[0].tolist():
-            configuration = self._offer.worth.configuration(row, int(chosen[row]))
-            wanted.append((self._jobs.competing[row], configuration))
-        wanted.sort(key=lambda pair: _arrival(pair[0]))
+        rows = np.nonzero(chosen != IDLE)[0].tolist()
+        cells = self._offer.worth.cells(rows, chosen[rows].tolist())
+        competing = self._jobs.competing
+        wanted += [(competing[row], cell) for row, cell in zip(rows, cells, strict=True)]
+        wanted.sort(key=lambda pair: arrival(pair[0]))
         asked = [self._request(status, configuration) for status, configuration in wanted]
         placed = place_configurations(self._requests.pool, asked)
         for status, configuration in wanted:
@@ -236,7 +210,7 @@ class _Round:
             if layout is not None:
                 self._grant(status, configuration, layout)
         self._fill(placed.room)
-        self._granted.sort(key=lambda pair: _arrival(pair[0]))
+        self._granted.sort(key=lambda pair: arrival(pair[0]))
         return Decision(
             grants=tuple(grant for _, grant in self._granted),
             waiting=self._waiting(placed),
@@ -282,7 +256,7 @@ class _Round:
                     break
 
     def _arrived(self, row: int) -> tuple[float, int]:
-        return _arrival(self._jobs.competing[row])
+        return arrival(self._jobs.competing[row])
 
     def _modest(self, row: int) -> list[Configuration]:
         """What the job holds, then its smallest configuration of each type, the best first."""
@@ -327,10 +301,6 @@ class _Round:
             "configurations": len(worth.configurations),
             "prices": self._offer.prices(),
         }
-
-
-def _arrival(status: JobStatus) -> tuple[float, int]:
-    return status.job.submitted_s, status.job.job_id
 
 
 def _as_held(status: JobStatus) -> Configuration:

@@ -152,14 +152,12 @@ def _assert_whole(snapshot: Snapshot, status: JobStatus, placement: Placement) -
 @every_mechanism
 @settings(max_examples=20)
 @given(data=st.data(), pool=nodes(), enforcement=st.sampled_from(Enforcement))
-def test_elastic_jobs_come_to_rest_where_memory_does_not_bind(
+def test_elastic_jobs_come_to_rest(
     mechanism: str, data: st.DataObject, pool: list[Node], enforcement: Enforcement
 ) -> None:
-    # Where it does, a job may be granted GPUs whose memory another one keeps (record 039).
     harness = Harness(pool, "sia", mechanism, enforcement)
     for job_id in range(1, data.draw(st.integers(1, 8)) + 1):
         one, belief = data.draw(elastic_jobs(job_id))
-        one = replace(one, min_mem_mib_per_node=0, wrapped=True, preemptible=True)
         harness.submit(one, belief=belief)
     for _ in range(8):
         harness.clock.time_s -= 300.0

@@ -141,3 +141,17 @@ def test_what_fits_by_its_gpus_is_placed_whatever_was_there(
         for name, each in parts:
             used[name] += each
     assert all(used[one.name] <= one.total.gpus for one in shot.nodes)
+
+
+def test_nobody_is_stopped_for_a_job_that_would_not_be_placed_once_that_one_has_stopped() -> None:
+    """One holds the small node; another, on three GPUs of each node, fits only beside the former
+    on the large one. With nothing held the small node is the tightest for the first, so it would be
+    started there again, and stopped again."""
+    nodes = [node("v100-0", gpus=8), node("v100-1", gpus=4)]
+    small, wide = elastic(1, 4), job(2, 6, nodes=2)
+    where = placement(1, "v100", v100_1=res(4, 4, 1000))
+    asked = {1: (4, 1), 2: (6, 2)}
+    free = place(snapshot(nodes, [pending(small), pending(wide)]), asked)
+    assert nodes_of(free) == {1: ["v100-1"]} and free.unplaced == (2,)
+    found = place(snapshot(nodes, [running(small, where), pending(wide)]), asked)
+    assert nodes_of(found) == {1: ["v100-1"]} and found.unplaced == (2,)

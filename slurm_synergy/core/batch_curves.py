@@ -1,0 +1,299 @@
+"""Goodput of many pairs of a learner and a configuration at once, in plain arrays. Pure.
+
+A learner is a row of ``NUMBERS`` numbers, in the order of ``Row``. The curve of a pair is its
+throughput at each candidate batch size, and how many times the initial batch that is. It does not
+depend on the gradient's statistics, which are new with every report: so the curves of one round
+serve the next (``Curves``), and only the best point on each of them is looked for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["LEAST_S", "NUMBERS", "Curves", "Row", "best_of", "goodput_of", "iteration_s", "sync_s"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Found = tuple[Floats, Ints, Ints]
+
+LEAST_S: Final = 1e-8
+"""Seconds in which a single replica synchronises; the floor of every coefficient of a fit."""
+
+_TINY = 1e-300
+_AT_ONCE = 256  # pairs whose candidates are judged together: their arrays fit into a cache
+_MOST_KEPT = 200_000  # pairs whose curves outlive a round: with 50 candidates 160 MB
+
+
+class Row(IntEnum):
+    """Where the numbers of a learner stand; the first six are the times of its model."""
+
+    COMPUTE = 0
+    COMPUTE_PER_SAMPLE = 1
+    NODE_SYNC = 2
+    NODE_SYNC_PER_REPLICA = 3
+    NETWORK_SYNC = 4
+    NETWORK_SYNC_PER_REPLICA = 5
+    OVERLAP = 6
+    SQUARE = 7
+    VARIANCE = 8
+    INITIAL = 9
+    LARGEST = 10
+    LOCAL_LEAST = 11
+    LOCAL_MOST = 12
+    ACCUMULATE = 13
+
+
+NUMBERS: Final = len(Row)
+_TIMES = slice(Row.COMPUTE, Row.OVERLAP)
+_LIMITS = slice(Row.INITIAL, NUMBERS)
+_STATISTICS = [Row.SQUARE, Row.VARIANCE]
+_OF_CURVE = [row for row in Row if row not in _STATISTICS]
+
+
+def best_of(
+    numbers: Floats, nodes: Ints, replicas: Ints, most_rate: Floats, candidates: int
+) -> Found:
+    """Goodput, local batch and accumulation ``(K,)`` of the best candidate of each pair.
+
+    ``numbers`` ``(K, NUMBERS)`` are the learners of the pairs, ``most_rate`` what bounds their
+    throughput.
+    """
+    found = []
+    for start in range(0, len(numbers), _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        rows = np.ascontiguousarray(numbers[part].T)
+        rate, scale = _curve(rows, nodes[part], replicas[part], candidates)
+        best, at = _top(rows, rate, scale, most_rate[part])
+        found.append((best, *_batch_at(rows, replicas[part], at, candidates, best > 0)))
+    return _joined(found)
+
+
+def goodput_of(
+    numbers: Floats,
+    nodes: Ints,
+    replicas: Ints,
+    local: Ints,
+    passes: Ints,
+    most_rate: Floats,
+) -> Floats:
+    """Goodput ``(K,)`` with given batches, whether they are allowed or not."""
+    rows = np.asarray(numbers).T
+    total = replicas * local * (passes + 1)
+    step_s = iteration_s(rows[_TIMES], rows[Row.OVERLAP], nodes, replicas, local, passes)
+    scale = np.maximum(total / rows[Row.INITIAL], 1.0)
+    return np.asarray(np.minimum(total / step_s, most_rate) * _worth(rows, scale))
+
+
+class Curves:
+    """Curves by job and configuration, for as long as their model and limits are the same.
+
+    Jobs are known by small numbers that stay theirs, configurations by their values.
+    """
+
+    def __init__(self, candidates: int, most: int = _MOST_KEPT) -> None:
+        self._candidates, self._most = candidates, most
+        self._columns: dict[Hashable, int] = {}
+        self._at = np.full((0, 0), -1, dtype=np.int64)  # by job and configuration
+        self._used = 0
+        self._of = np.empty((0, len(_OF_CURVE) + 2))  # what each was made from
+        self._rate = np.empty((candidates, 0))
+        self._scale = np.empty((candidates, 0))
+
+    def best(
+        self,
+        jobs: Ints,
+        configurations: Sequence[Hashable],
+        columns: Ints,
+        numbers: Floats,
+        nodes: Ints,
+        replicas: Ints,
+        most_rate: Floats,
+    ) -> Found:
+        """As ``best_of``, for K pairs of a job and one of ``configurations``."""
+        columns = self._numbered(configurations)[columns]
+        self._reach(int(jobs.max(initial=-1)) + 1, len(self._columns))
+        made_from: Floats = np.column_stack(
+            (numbers[:, _OF_CURVE], nodes.astype(np.float64), replicas.astype(np.float64))
+        )
+        at = self._at[jobs, columns]
+        known = at >= 0
+        known[known] = (self._of[at[known]] == made_from[known]).all(axis=1)
+        if not known.all():
+            at = self._learn(jobs, columns, at, ~known, numbers, nodes, replicas, made_from)
+        kept = at >= 0
+        if kept.all():
+            return self._best_kept(at, numbers, replicas, most_rate)
+        found: Found = np.zeros(len(at)), np.zeros(len(at), np.int64), np.zeros(len(at), np.int64)
+        with_, without = np.nonzero(kept)[0], np.nonzero(~kept)[0]
+        some = self._best_kept(at[with_], numbers[with_], replicas[with_], most_rate[with_])
+        others = best_of(
+            numbers[without],
+            nodes[without],
+            replicas[without],
+            most_rate[without],
+            self._candidates,
+        )
+        for whole, one, other in zip(found, some, others, strict=True):
+            whole[with_], whole[without] = one, other
+        return found
+
+    def _numbered(self, configurations: Iterable[Hashable]) -> Ints:
+        known = self._columns
+        found = [known.setdefault(one, len(known)) for one in configurations]
+        return np.array(found, dtype=np.int64)
+
+    def _reach(self, jobs: int, columns: int) -> None:
+        """Make the table large enough."""
+        rows, width = self._at.shape
+        if jobs > rows or columns > width:
+            table = np.full((max(2 * rows, jobs), max(2 * width, columns)), -1, dtype=np.int64)
+            table[:rows, :width] = self._at
+            self._at = table
+
+    def _learn(
+        self,
+        jobs: Ints,
+        columns: Ints,
+        at: Ints,
+        new: NDArray[np.bool_],
+        numbers: Floats,
+        nodes: Ints,
+        replicas: Ints,
+        made_from: Floats,
+    ) -> Ints:
+        """Make the curves of the ``new`` pairs; where each is kept, -1 if there is no more room."""
+        at = at.copy()
+        fresh = np.nonzero(new & (at < 0))[0]
+        room = min(self._most - self._used, len(fresh))
+        at[fresh[:room]] = np.arange(self._used, self._used + room)
+        self._used += room
+        self._grow()
+        self._at[jobs, columns] = at
+        for part in _parts(np.nonzero(new & (at >= 0))[0]):
+            rows, there = np.ascontiguousarray(numbers[part].T), at[part]
+            curve = _curve(rows, nodes[part], replicas[part], self._candidates)
+            self._rate[:, there], self._scale[:, there] = curve
+            self._of[there] = made_from[part]
+        return at
+
+    def _grow(self) -> None:
+        there = len(self._of)
+        if self._used > there:
+            more = min(max(2 * there, self._used), self._most) - there
+            self._of = np.vstack((self._of, np.empty((more, self._of.shape[1]))))
+            self._rate = np.hstack((self._rate, np.empty((self._candidates, more))))
+            self._scale = np.hstack((self._scale, np.empty((self._candidates, more))))
+
+    def _best_kept(self, at: Ints, numbers: Floats, replicas: Ints, most_rate: Floats) -> Found:
+        found = []
+        for start in range(0, len(at), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            rows, there = np.ascontiguousarray(numbers[part].T), at[part]
+            rate, scale = np.take(self._rate, there, axis=1), np.take(self._scale, there, axis=1)
+            best, which = _top(rows, rate, scale, most_rate[part])
+            batch = _batch_at(rows, replicas[part], which, self._candidates, best > 0)
+            found.append((best, *batch))
+        return _joined(found)
+
+
+def _parts(numbers: Ints) -> Iterable[Ints]:
+    return (numbers[start : start + _AT_ONCE] for start in range(0, len(numbers), _AT_ONCE))
+
+
+def _joined(found: list[Found]) -> Found:
+    if not found:
+        return np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    goodput, local, passes = zip(*found, strict=True)
+    return np.concatenate(goodput), np.concatenate(local), np.concatenate(passes)
+
+
+def _curve(rows: Floats, nodes: Ints, replicas: Ints, candidates: int) -> tuple[Floats, Floats]:
+    """Throughput and scale of the batch ``(candidates, K)``; no throughput where not allowed."""
+    initial, largest, least, most, _ = rows[_LIMITS]
+    low = np.maximum(initial, replicas * least)
+    local, passes = _batch(rows, replicas, _totals(rows, replicas, _steps(candidates)))
+    total = replicas * local * (passes + 1)
+    step_s = iteration_s(rows[_TIMES], rows[Row.OVERLAP], nodes, replicas, local, passes)
+    # Whole samples per replica may round a total up by less than one sample for each pass.
+    valid = (local >= least) & (local <= most) & (low <= largest)
+    valid &= total < largest + replicas * (passes + 1)
+    return total / step_s * valid, np.maximum(total / initial, 1.0)
+
+
+def _steps(candidates: int) -> Floats:
+    return np.linspace(0.0, 1.0, candidates)[:, None]
+
+
+def _totals(rows: Floats, replicas: Ints, steps: Floats) -> Floats:
+    """Samples of the candidates at ``steps`` from the smallest (0) to the largest (1)."""
+    initial, largest, least = rows[Row.INITIAL], rows[Row.LARGEST], rows[Row.LOCAL_LEAST]
+    low = np.maximum(initial, replicas * least)
+    return np.asarray(low * np.exp(steps * np.log(np.maximum(largest, low) / low)))
+
+
+def _batch(rows: Floats, replicas: Ints, totals: Floats) -> tuple[Floats, Floats]:
+    """Local batch and accumulation that run at least ``totals`` samples a step."""
+    initial, _, _, most, accumulate = rows[_LIMITS]
+    share = totals / replicas
+    passes = np.maximum(np.ceil(share / most - 1e-8) - 1, 0.0)
+    # One replica without accumulation has no second gradient to measure the noise with.
+    alone = (replicas == 1) & (share > initial * (1 + 1e-9))
+    passes = np.maximum(passes, alone) * accumulate
+    return np.maximum(np.ceil(share / (passes + 1) - 1e-8), 1.0), passes
+
+
+def _top(rows: Floats, rate: Floats, scale: Floats, most_rate: Floats) -> tuple[Floats, Ints]:
+    """The best goodput of each curve, and which candidate that is: of equal ones the smallest."""
+    goodput = np.minimum(rate, most_rate) * _worth(rows, scale)
+    at = np.argmax(goodput, axis=0)
+    return goodput[at, np.arange(len(at))], at
+
+
+def _batch_at(
+    rows: Floats, replicas: Ints, at: Ints, candidates: int, runs: NDArray[np.bool_]
+) -> tuple[Ints, Ints]:
+    steps = _steps(candidates)[at, 0]
+    local, passes = _batch(rows, replicas, _totals(rows, replicas, steps))
+    return (local * runs).astype(np.int64), (passes * runs).astype(np.int64)
+
+
+def _worth(rows: Floats, scale: Floats) -> Floats:
+    """What a sample is worth in a batch that is ``scale`` times the initial one."""
+    square, variance = rows[Row.SQUARE], rows[Row.VARIANCE]
+    return np.asarray((variance + square) / (variance + square * scale))
+
+
+def iteration_s(
+    times: Sequence[float] | Floats,
+    overlap: float | Floats,
+    nodes: Ints,
+    replicas: Ints,
+    local: NDArray[Any],
+    passes: NDArray[Any],
+) -> Floats:
+    """Seconds of one optimiser step of one model or many.
+
+    The power mean of computing and synchronising is taken relative to the longer of both, so that
+    it cannot overflow.
+    """
+    gradient_s = times[0] + times[1] * local
+    syncing_s = sync_s(times, nodes, replicas)
+    longer, shorter = np.maximum(gradient_s, syncing_s), np.minimum(gradient_s, syncing_s)
+    # Powers by logarithms, which take a third of the time.
+    ratio = np.exp(overlap * np.log(np.maximum(shorter / longer, _TINY)))
+    last_s = longer * np.exp(np.log1p(ratio) / overlap)
+    return np.asarray(passes * gradient_s + last_s, dtype=np.float64)
+
+
+def sync_s(times: Sequence[float] | Floats, nodes: Ints, replicas: Ints) -> Floats:
+    """Seconds of synchronising, of one model or many."""
+    beyond = np.maximum(replicas - 2, 0)
+    inside = times[2] + times[3] * beyond
+    across = times[4] + times[5] * beyond
+    shared = np.where(nodes > 1, across, inside)
+    return np.asarray(np.where(replicas > 1, shared, LEAST_S))
