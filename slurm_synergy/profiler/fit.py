@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slurm_synergy.core.goodput import ThroughputModel
 from slurm_synergy.errors import ModelError
+from slurm_synergy.profiler.descent import (
+    ALPHA_C,
+    ALPHA_N,
+    ALPHA_R,
+    BETA_C,
+    BETA_N,
+    BETA_R,
+    GAMMA,
+    LEAST_S,
+    Loss,
+    descend,
+)
 
 __all__ = ["StepTimes", "fit_throughput"]
 
 Floats = NDArray[np.float64]
 
-# The parameters in the order of the vector that is fitted.
-_ALPHA_C, _BETA_C, _ALPHA_N, _BETA_N, _ALPHA_R, _BETA_R, _GAMMA = range(7)
-_LEAST: Final = 1e-8
-_START: Final = (1e-1, 1e-2, 1e-1, 1e-2, 1e-1, 1e-2, 1 + 1e-3)
 _MOST_OVERLAP: Final = 10.0
-_OVERLAP_WEIGHT: Final = 1e-3
-_GROWTH_WEIGHT: Final = 1e-2
+_START_OVERLAP: Final = 1 + 1e-3
+_START_LEAST_S: Final = 1e-6
+_START_GROWTH: Final = 0.1
 _NETWORK_OVER_NODE: Final = 1.1
-_TOLERANCE: Final = 1e-5
-_EVALUATIONS: Final = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,135 +65,61 @@ def fit_throughput(times: StepTimes) -> ThroughputModel:
 
     What was not measured is taken at its least, so that scales not yet seen look (nearly) perfect
     and get tried: no synchronisation within nodes, over nodes, or with more than two replicas.
-    Needs scipy (extra ``controller``). Measurements of a single replica have no synchronisation.
+    Measurements of a single replica have no synchronisation.
     """
-    from scipy.optimize import least_squares, minimize
-
-    lower, upper, start = _bounds(times)
-    free = lower < upper
-
-    def whole(part: Floats) -> Floats:
-        values = start.copy()
-        values[free] = part
-        return values
-
-    # The loss has kinks where a kind of residuals vanishes, at which a descent stalls; least
-    # squares has none and brings us near.
-    near: Any = least_squares(
-        lambda part: _residuals(whole(part), times),
-        start[free],
-        jac=lambda part: _slopes(whole(part), times)[:, free],
-        bounds=(lower[free], upper[free]),
-        x_scale="jac",
-        max_nfev=_EVALUATIONS,
-    )
-    values = whole(near.x)
-    found: Any = minimize(
-        _loss,
-        values,
-        args=(times,),
-        jac=True,
-        method="L-BFGS-B",
-        bounds=list(zip(lower, upper, strict=True)),
-        tol=_TOLERANCE,
-    )
-    if found.fun < _loss(values, times)[0]:
-        values = found.x
-    values = np.clip(values, lower, upper)
+    loss = Loss(times.nodes, times.replicas, times.local_batch, times.gradient_s, times.step_s)
+    lower, upper = _bounds(times)
+    values = descend(loss, lower, upper, np.clip(_start(times), lower, upper))
     if not ((times.nodes > 1) & (times.replicas > 1)).any():
         # The network is not faster than a node's inside.
-        values[_ALPHA_N] = max(values[_ALPHA_N], values[_ALPHA_R] * _NETWORK_OVER_NODE)
-        values[_BETA_N] = max(values[_BETA_N], values[_BETA_R] * _NETWORK_OVER_NODE)
+        values[ALPHA_N] = max(values[ALPHA_N], values[ALPHA_R] * _NETWORK_OVER_NODE)
+        values[BETA_N] = max(values[BETA_N], values[BETA_R] * _NETWORK_OVER_NODE)
     return ThroughputModel(
-        compute_s=float(values[_ALPHA_C]),
-        compute_s_per_sample=float(values[_BETA_C]),
-        network_sync_s=float(values[_ALPHA_N]),
-        network_sync_s_per_replica=float(values[_BETA_N]),
-        node_sync_s=float(values[_ALPHA_R]),
-        node_sync_s_per_replica=float(values[_BETA_R]),
-        overlap=float(values[_GAMMA]),
+        compute_s=float(values[ALPHA_C]),
+        compute_s_per_sample=float(values[BETA_C]),
+        network_sync_s=float(values[ALPHA_N]),
+        network_sync_s_per_replica=float(values[BETA_N]),
+        node_sync_s=float(values[ALPHA_R]),
+        node_sync_s_per_replica=float(values[BETA_R]),
+        overlap=float(values[GAMMA]),
     )
 
 
-def _bounds(times: StepTimes) -> tuple[Floats, Floats, Floats]:
-    """Lower and upper bounds and the start; equal bounds fix what cannot be identified."""
-    lower = np.full(7, _LEAST)
+def _bounds(times: StepTimes) -> tuple[Floats, Floats]:
+    """Lower and upper bounds; equal bounds fix what cannot be identified."""
+    lower = np.full(7, LEAST_S)
     upper = np.full(7, np.inf)
-    start = np.array(_START)
-    lower[_GAMMA], upper[_GAMMA] = 1.0, _MOST_OVERLAP
+    lower[GAMMA], upper[GAMMA] = 1.0, _MOST_OVERLAP
     if len(np.unique(times.local_batch)) == 1:
-        half_s = float(np.mean(times.gradient_s)) / 2
-        lower[_ALPHA_C] = upper[_ALPHA_C] = start[_ALPHA_C] = half_s
+        lower[ALPHA_C] = upper[ALPHA_C] = float(np.mean(times.gradient_s)) / 2
     shared = times.replicas > 1
     unseen = []
     if not (shared & (times.nodes > 1)).any():
-        unseen += [_ALPHA_N, _BETA_N]
+        unseen += [ALPHA_N, BETA_N]
     if not (shared & (times.nodes == 1)).any():
-        unseen += [_ALPHA_R, _BETA_R]
+        unseen += [ALPHA_R, BETA_R]
     if not (times.replicas > 2).any():
-        unseen += [_BETA_N, _BETA_R]
-    for index in unseen:
-        upper[index] = start[index] = lower[index]
-    return lower, upper, start
+        unseen += [BETA_N, BETA_R]
+    if not shared.any():
+        unseen += [GAMMA]
+    upper[unseen] = lower[unseen]
+    return lower, upper
 
 
-def _residuals(values: Floats, times: StepTimes) -> Floats:
-    """Logarithms of predicted over measured times, of passes and then of steps: ``(2 N,)``."""
-    compute, step, _, _ = _predict(values, times)
-    return np.concatenate([np.log(compute / times.gradient_s), np.log(step / times.step_s)])
-
-
-def _slopes(values: Floats, times: StepTimes) -> Floats:
-    """Derivatives of the residuals by the parameters: ``(2 N, 7)``."""
-    compute, step, by_compute, by_step = _predict(values, times)
-    return np.hstack([by_compute / compute, by_step / step]).T
-
-
-def _predict(values: Floats, times: StepTimes) -> tuple[Floats, Floats, Floats, Floats]:
-    """Pass and step times ``(N,)``, and their derivatives by the parameters ``(7, N)``."""
-    a_n, b_n, a_r, b_r, gamma = values[_ALPHA_N:]
-    batch = times.local_batch.astype(float)
-    compute = values[_ALPHA_C] + values[_BETA_C] * batch
-    beyond = np.maximum(times.replicas - 2, 0).astype(float)
-    across = (times.nodes > 1) & (times.replicas > 1)
-    inside = (times.nodes == 1) & (times.replicas > 1)
-    sync = np.where(across, a_n + b_n * beyond, np.where(inside, a_r + b_r * beyond, _LEAST))
-    longer, shorter = np.maximum(compute, sync), np.minimum(compute, sync)
-    ratio = (shorter / longer) ** gamma
-    step = longer * (1 + ratio) ** (1 / gamma)
-
-    by_compute = np.zeros((7, len(batch)))
-    by_compute[_ALPHA_C], by_compute[_BETA_C] = 1.0, batch
-    by_sync = np.zeros((7, len(batch)))
-    by_sync[_ALPHA_N], by_sync[_BETA_N] = across, np.where(across, beyond, 0)
-    by_sync[_ALPHA_R], by_sync[_BETA_R] = inside, np.where(inside, beyond, 0)
-    by_step = by_compute * (compute / step) ** (gamma - 1) + by_sync * (sync / step) ** (gamma - 1)
-    by_step[_GAMMA] = step * (
-        ratio * np.log(shorter / longer) / (gamma * (1 + ratio)) - np.log1p(ratio) / gamma**2
-    )
-    return compute, step, by_compute, by_step
-
-
-def _loss(values: Floats, times: StepTimes) -> tuple[float, Floats]:
-    """What the model is fitted by, and its gradient by the seven parameters.
-
-    Roots of the mean squares of both kinds of residuals, and small terms that keep the overlap and
-    the growth of the synchronisation modest.
-    """
-    count = len(times.step_s)
-    residuals, slopes = _residuals(values, times), _slopes(values, times)
-    gamma = values[_GAMMA]
-    loss = _OVERLAP_WEIGHT * (gamma - 1) ** 2
-    gradient = np.zeros(7)
-    gradient[_GAMMA] = 2 * _OVERLAP_WEIGHT * (gamma - 1)
-    for part in (slice(0, count), slice(count, None)):
-        size = float(np.sqrt(np.mean(residuals[part] ** 2)))
-        loss += size
-        if size > 0:
-            gradient += residuals[part] @ slopes[part] / (count * size)
-    for alpha, beta in ((_ALPHA_N, _BETA_N), (_ALPHA_R, _BETA_R)):
-        growth = values[beta] / values[alpha]
-        loss += _GROWTH_WEIGHT * growth**2
-        gradient[beta] += 2 * _GROWTH_WEIGHT * growth / values[alpha]
-        gradient[alpha] -= 2 * _GROWTH_WEIGHT * growth**2 / values[alpha]
-    return float(loss), gradient
+def _start(times: StepTimes) -> Floats:
+    """Parameters near the measurements: a line through the passes, the mean synchronisation."""
+    start = np.full(7, _START_LEAST_S)
+    start[GAMMA] = _START_OVERLAP
+    line = np.stack([np.ones(len(times.step_s)), times.local_batch], axis=1)
+    relative = line / times.gradient_s[:, None]
+    found = np.linalg.lstsq(relative, np.ones(len(line)), rcond=None)[0]
+    start[[ALPHA_C, BETA_C]] = np.maximum(found, _START_LEAST_S)
+    shared, over_s = times.replicas > 1, times.step_s - times.gradient_s
+    for alpha, beta, seen in (
+        (ALPHA_N, BETA_N, shared & (times.nodes > 1)),
+        (ALPHA_R, BETA_R, shared & (times.nodes == 1)),
+    ):
+        if seen.any():
+            start[alpha] = max(float(over_s[seen].mean()), _START_LEAST_S)
+            start[beta] = start[alpha] * _START_GROWTH
+    return start

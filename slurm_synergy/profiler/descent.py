@@ -1,0 +1,178 @@
+"""The least of the throughput model's loss (algorithms C.2), by damped Newton steps.
+
+The loss is the sum of two norms of residuals, which has kinks where a norm vanishes, and bounds on
+all seven parameters. Its slopes are known, and the curvature of a norm of residuals that are
+(nearly) linear needs no second derivatives, so that some twenty solutions of a system of at most
+seven equations do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "ALPHA_C",
+    "ALPHA_N",
+    "ALPHA_R",
+    "BETA_C",
+    "BETA_N",
+    "BETA_R",
+    "GAMMA",
+    "LEAST_S",
+    "Loss",
+    "descend",
+]
+
+Floats = NDArray[np.float64]
+
+ALPHA_C, BETA_C, ALPHA_N, BETA_N, ALPHA_R, BETA_R, GAMMA = range(7)
+"""The parameters in the order of the vector that is fitted."""
+
+LEAST_S: Final = 1e-8
+"""The least that any of them may be, and the time of a synchronisation that is none."""
+
+_OVERLAP_WEIGHT: Final = 1e-3
+_GROWTH_WEIGHT: Final = 1e-2
+_SMALLEST: Final = 1e-9  # a norm below this is taken as that, and the fit as perfect
+_MOST_STEPS: Final = 200
+_FIRST_DAMPING: Final = 0.1
+_DAMPING: Final = (1e-7, 1e6)
+_FACTOR: Final = 6.0
+_NEAR: Final = 1e-2
+_ENOUGH: Final = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """The loss somewhere, and what its slopes are made from."""
+
+    loss: float
+    compute: Floats
+    sync: Floats
+    log_step: Floats
+    off: tuple[Floats, Floats]
+    norms: tuple[float, float]
+
+
+class Loss:
+    """Roots of the mean squares of the logarithms of predicted over measured times.
+
+    Of passes and of steps, and small terms that keep the overlap and the growth of the
+    synchronisation modest. All arrays ``(N,)``, times in seconds.
+    """
+
+    def __init__(
+        self,
+        nodes: NDArray[np.int64],
+        replicas: NDArray[np.int64],
+        local_batch: NDArray[np.int64],
+        gradient_s: Floats,
+        step_s: Floats,
+    ) -> None:
+        count, shared = len(step_s), replicas > 1
+        beyond = np.maximum(replicas - 2, 0).astype(float)
+        across, inside = shared & (nodes > 1), shared & (nodes == 1)
+        self._compute = np.stack([np.ones(count), local_batch.astype(float)], axis=1)
+        self._sync = np.stack([across, across * beyond, inside, inside * beyond], axis=1)
+        self._alone = np.where(shared, 0.0, LEAST_S)
+        self._measured = np.log(gradient_s), np.log(step_s)
+        self._count = count
+
+    def at(self, values: Floats) -> _Point:
+        """The loss there."""
+        gamma = values[GAMMA]
+        compute = self._compute @ values[:ALPHA_N]
+        sync = self._sync @ values[ALPHA_N:GAMMA] + self._alone
+        log_compute = np.log(compute)
+        log_step = np.logaddexp(gamma * log_compute, gamma * np.log(sync)) / gamma
+        off = log_compute - self._measured[0], log_step - self._measured[1]
+        norms = [float(np.sqrt(one @ one / self._count)) for one in off]
+        growth = sum(float(values[beta] / values[alpha]) ** 2 for alpha, beta in _SYNCS)
+        small = _OVERLAP_WEIGHT * float(gamma - 1) ** 2 + _GROWTH_WEIGHT * growth
+        return _Point(sum(norms) + small, compute, sync, log_step, off, (norms[0], norms[1]))
+
+    def slopes(self, values: Floats, point: _Point, is_near: bool) -> tuple[Floats, Floats]:
+        """Gradient ``(7,)`` and curvature ``(7, 7)``, which is never negative.
+
+        Far off the curvature is that of the squares below the norms, which leads straight to a
+        perfect fit where there is one; ``is_near`` takes the one of the norms themselves.
+        """
+        gamma, count = values[GAMMA], self._count
+        log_compute, log_sync = np.log(point.compute), np.log(point.sync)
+        part = np.exp(gamma * (log_sync - point.log_step))
+        passes = self._compute / point.compute[:, None]
+        steps = np.empty((count, 7))
+        steps[:, :ALPHA_N] = passes * (1 - part)[:, None]
+        steps[:, ALPHA_N:GAMMA] = self._sync * (part / point.sync)[:, None]
+        steps[:, GAMMA] = (log_compute * (1 - part) + log_sync * part - point.log_step) / gamma
+        gradient, curvature = _modesty(values)
+        for off, norm, by in zip(point.off, point.norms, (passes, steps), strict=True):
+            norm, known = max(norm, _SMALLEST), by.shape[1]
+            slope = off @ by / (count * norm)
+            bend = by.T @ by / (count * norm)
+            if is_near:
+                bend -= slope[:, None] * (slope / norm)
+            gradient[:known] += slope
+            curvature[:known, :known] += bend
+        return gradient, curvature
+
+
+_SYNCS: Final = ((ALPHA_N, BETA_N), (ALPHA_R, BETA_R))
+
+
+def _modesty(values: Floats) -> tuple[Floats, Floats]:
+    """Gradient and curvature of the small terms."""
+    gradient, curvature = np.zeros(7), np.zeros((7, 7))
+    gradient[GAMMA] = 2 * _OVERLAP_WEIGHT * (values[GAMMA] - 1)
+    curvature[GAMMA, GAMMA] = 2 * _OVERLAP_WEIGHT
+    for alpha, beta in _SYNCS:
+        size = float(values[alpha])
+        growth = float(values[beta]) / size
+        by_alpha, by_beta = -growth / size, 1 / size
+        gradient[alpha] = 2 * _GROWTH_WEIGHT * growth * by_alpha
+        gradient[beta] = 2 * _GROWTH_WEIGHT * growth * by_beta
+        curvature[alpha, alpha] = 2 * _GROWTH_WEIGHT * by_alpha**2
+        curvature[beta, beta] = 2 * _GROWTH_WEIGHT * by_beta**2
+        curvature[alpha, beta] = curvature[beta, alpha] = 2 * _GROWTH_WEIGHT * by_alpha * by_beta
+    return gradient, curvature
+
+
+def descend(loss: Loss, lower: Floats, upper: Floats, start: Floats) -> Floats:
+    """The parameters within the bounds where the loss is least, as near as matters.
+
+    From ``start``, which must lie within the bounds; equal bounds fix a parameter.
+    """
+    values, point, movable = start, loss.at(start), lower < upper
+    damping, is_near, still = _FIRST_DAMPING, False, 0
+    for _ in range(_MOST_STEPS):
+        gradient, curvature = loss.slopes(values, point, is_near)
+        held = ((values <= lower) & (gradient >= 0)) | ((values >= upper) & (gradient <= 0))
+        free = (movable & ~held).nonzero()[0]
+        if not len(free):
+            break
+        system = curvature[free][:, free]
+        scale, slope = np.diag(system.diagonal() + _SMALLEST), gradient[free]
+        while damping <= _DAMPING[1]:
+            there = values.copy()
+            there[free] -= np.linalg.solve(system + damping * scale, slope)
+            there = np.minimum(np.maximum(there, lower), upper)
+            found = loss.at(there)
+            if found.loss < point.loss:
+                break
+            damping *= _FACTOR
+        else:
+            if is_near:
+                break
+            damping, is_near = _FIRST_DAMPING, True
+            continue
+        better = point.loss - found.loss
+        values, point, damping = there, found, max(damping / _FACTOR, _DAMPING[0])
+        is_near = is_near or better < _NEAR * point.loss
+        still = still + 1 if better < _ENOUGH * point.loss else 0
+        if still == 2 or point.loss < _SMALLEST:
+            break
+    return values
