@@ -2,9 +2,10 @@
 """How well a measured profile predicts, and how fast a resize in place takes effect.
 
 Without further options, on two real cores: a loop that only the CPU time of its loader limits is
-profiled, and its epochs are timed at one and at two cores and compared with what the profile says;
-then it is moved from one core to two while it runs, and the time until it has the new pace is
-measured. Run it on a quiet machine: everything else that wants the cores is in the figures.
+profiled, and its epochs under leases of one and of two cores are timed and compared with what the
+profile says; then it is moved from one core to two while it runs, and the time until it has the
+new pace is measured. Run it on a quiet machine: everything else that wants the cores is in the
+figures.
 
 With ``--grid`` a job whose pipeline is emulated is profiled at few core counts with its data set
 cached, and the prediction ``min(gpu_rate, loader_rate(c, m))`` is compared with a run of every cell
@@ -84,34 +85,80 @@ def profiled(samples: int) -> StoredProfile:
 
 
 def epoch_s(samples: int, cpus: int) -> float:
-    """Seconds of the loop's second epoch when it has ``cpus`` cores from the start."""
-    cores = sorted(os.sched_getaffinity(0))[:cpus]
+    """Seconds of the loop's second epoch under a lease of ``cpus`` cores from the start."""
     done = subprocess.run(
-        command(samples, 2),
+        [sys.executable, __file__, f"--epochs-with={cpus}", f"--samples={samples}"],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        preexec_fn=lambda: os.sched_setaffinity(0, cores),
     )
     return float(done.stdout.split()[1])
 
 
-class Resized:
-    """A lease of one core that becomes two after ``settle_s`` of training, and later ends it."""
+class Leased:
+    """A lease of so many cores of two, which does not change."""
 
-    def __init__(self, report: Callable[[], Report], settle_s: float, run_s: float) -> None:
+    def __init__(self, cores: int) -> None:
         self.endpoint = ""
         self.pinned_cpus = self.own_mem_mib = 0
         self.answer: Answer | None = None
+        self._left: Update | None = Update(grant=_grant(cores, time.monotonic()))
+
+    def wait_for_answer(self, timeout_s: float) -> bool:
+        """There is nobody to wait for."""
+        return True
+
+    def take(self) -> Update | None:
+        """The cores, at the first call."""
+        update, self._left = self._left, None
+        return update
+
+    def kick(self) -> None:
+        """Nothing is asked."""
+
+    def finish(
+        self, *, exit_code: int, checkpointed: bool, report: Report, timeout_s: float
+    ) -> bool:
+        """The loop has ended."""
+        return True
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def leased(samples: int, cpus: int) -> int:
+    """Run two epochs under a lease of ``cpus`` cores; the exit status."""
+    with tempfile.TemporaryDirectory() as place:
+        board = Board.create(Path(place) / "board", rank=0, ranks=1)
+        env = {**os.environ, "SYNERGY_CHECKPOINT_DIR": place}
+        return Launcher(command(samples, 2), env, task_from({}), board, Leased(cpus)).run()
+
+
+def _grant(cores: int, now_s: float) -> Grant:
+    return Grant(
+        generation=cores,
+        until_monotonic_s=now_s + 1e6,
+        cores=tuple(range(cores)),
+        floor_cores=(),
+        mem_mib=0,
+        floor_mem_mib=0,
+        stop=False,
+        stop_within_s=0.0,
+        node_cores=2,
+        batch_size=0,
+    )
+
+
+class Resized(Leased):
+    """A lease of one core that becomes two after ``settle_s`` of training, and later ends it."""
+
+    def __init__(self, report: Callable[[], Report], settle_s: float, run_s: float) -> None:
+        super().__init__(1)
         self._report, self._settle_s, self._run_s = report, settle_s, run_s
         self._first_step_s: float | None = None
         self._cores = 0
         self.resized_s = 0.0
         self._ended = False
-
-    def wait_for_answer(self, timeout_s: float) -> bool:
-        """There is nobody to wait for."""
-        return True
 
     def take(self) -> Update | None:
         """The cores for now."""
@@ -128,31 +175,7 @@ class Resized:
         self._cores = cores
         if cores == 2:
             self.resized_s = time.monotonic()
-        grant = Grant(
-            generation=cores,
-            until_monotonic_s=now_s + 1e6,
-            cores=tuple(range(cores)),
-            floor_cores=(),
-            mem_mib=0,
-            floor_mem_mib=0,
-            stop=False,
-            stop_within_s=0.0,
-            node_cores=2,
-            batch_size=0,
-        )
-        return Update(grant=grant)
-
-    def kick(self) -> None:
-        """Nothing is asked."""
-
-    def finish(
-        self, *, exit_code: int, checkpointed: bool, report: Report, timeout_s: float
-    ) -> bool:
-        """The loop has ended."""
-        return True
-
-    def close(self) -> None:
-        """Nothing is open."""
+        return Update(grant=_grant(cores, now_s))
 
 
 def resize_s(samples: int, settle_s: float = 4.0, run_s: float = 8.0) -> dict[str, float]:
@@ -392,6 +415,9 @@ def main() -> int:
     parser.add_argument("--grid", action="store_true", help="cores and cache sizes, emulated")
     parser.add_argument("--own-reads", action="store_true", help="with --grid: workers read")
     parser.add_argument("--markdown", action="store_true", help="with --grid: as a table")
+    parser.add_argument(
+        "--epochs-with", type=int, metavar="CPUS", help="only two epochs under such a lease"
+    )
     parser.add_argument("--resize", action="store_true", help="only the resize in place")
     parser.add_argument("--search", action="store_true", help="the search against plain halving")
     parser.add_argument("--samples", type=int, default=4000, help="samples of an epoch")
@@ -405,6 +431,8 @@ def main() -> int:
         found = grid(Pace(own_reads=options.own_reads), options.repeats)
         print(_markdown(found) if options.markdown else json.dumps(found))
         return 0
+    if options.epochs_with:
+        return leased(options.samples, options.epochs_with)
     if options.resize:
         print(json.dumps(resize_s(options.samples)))
         return 0

@@ -16,7 +16,7 @@ from slurm_synergy.cli.profile_cmd import gpu_types_of
 from slurm_synergy.cli.profile_source import Found, find_profile
 from slurm_synergy.core.wording import printable
 from slurm_synergy.errors import ConfigError, LeaseError, ModelError
-from slurm_synergy.profiler.evidence import StoredProfile
+from slurm_synergy.profiler.evidence import UNTYPED, StoredProfile
 from slurm_synergy.profiler.sizing import NodeShape, Size, sizes
 from slurm_synergy.profiler.sweep import Confidence
 
@@ -145,7 +145,7 @@ def _cores(count: int) -> str:
 
 def _sbatch(kind: str, gpus: int, size: Size) -> list[str]:
     return [
-        f"#SBATCH --gres=gpu:{kind}:{gpus}",
+        "#SBATCH --gres=gpu:" + (f"{gpus}" if kind == UNTYPED else f"{kind}:{gpus}"),
         f"#SBATCH --cpus-per-task={size.cpus}",
         f"#SBATCH --mem={size.mem_mib // _MIB_PER_GIB}G"
         if size.mem_mib % _MIB_PER_GIB == 0

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from slurm_synergy.cli.control import ask, config_option, find_target, options
+from slurm_synergy.cli.control import Target, ask, config_option, find_target, options
 from slurm_synergy.cli.profile_plot import draw, heat_map, write_png
 from slurm_synergy.cli.profile_source import Found, find_profile, read_document, store
 from slurm_synergy.cli.tables import print_table
@@ -21,7 +21,13 @@ from slurm_synergy.core.model import PipelineModel, ProfileOrigin
 from slurm_synergy.core.wording import duration, printable
 from slurm_synergy.errors import ModelError
 from slurm_synergy.profiler.documents import from_document, to_document
-from slurm_synergy.profiler.evidence import Evidence, StoredProfile, checked_key
+from slurm_synergy.profiler.evidence import (
+    UNTYPED,
+    Evidence,
+    StoredProfile,
+    checked_key,
+    on_type,
+)
 
 __all__ = ["gpu_types_of", "profile"]
 
@@ -167,16 +173,38 @@ def export(name: str, output: Path | None, config: Path | None) -> None:
 
 @profile.command("import")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@click.option(
+    "--gpu-type", help="Type of its GPUs, if it has none.  [default: the only one of the cluster]"
+)
 @options
-def import_(file: Path, config: Path | None, as_json: bool) -> None:
+def import_(file: Path, gpu_type: str | None, config: Path | None, as_json: bool) -> None:
     """Bring a profile (of synergy-profile, or exported elsewhere) into the controller's store.
 
     Your own keys may be replaced by you; built-in names and others' keys only by operators.
     """
-    body = json.dumps(to_document(read_document(file)))
-    done = ask(find_target(config, os.environ), "import", body=body)
+    target = find_target(config, os.environ)
+    given = read_document(file)
+    typed = on_type(given, gpu_type) if gpu_type else _typed(given, target)
+    done = ask(target, "import", body=json.dumps(to_document(typed)))
     word = "replaced" if done["replaced"] else "kept"
+    if typed != given:
+        word += f", for GPUs of type {gpu_types_of(typed)[0]}"
     click.echo(json.dumps(done) if as_json else f"profile {done['key']}: {word}")
+
+
+def _typed(stored: StoredProfile, target: Target) -> StoredProfile:
+    """With a type that the cluster has. Raises ModelError where it cannot be told which."""
+    if stored.evidence is None or stored.evidence.gpu_type != UNTYPED:
+        return stored
+    kinds = sorted({node["gpu_type"] for node in ask(target, "status")["nodes"] if node["gpus"]})
+    if not kinds or UNTYPED in kinds:
+        return stored
+    if len(kinds) > 1:
+        raise ModelError(
+            f"profile {stored.profile.key!r} was measured without --gpu-type, and this cluster has "
+            f"{', '.join(kinds)}: import it with --gpu-type and the one that it was measured on"
+        )
+    return on_type(stored, kinds[0])
 
 
 @profile.command("forget")

@@ -29,9 +29,12 @@ _CONTROL_BYTES = 4096
 _MAGIC, _VERSION = b"SYNC", 1
 _U64 = struct.Struct("<Q")
 _QUIET = struct.Struct("<QQ")  # busy, shrinking
+_STATE = struct.Struct("<QQQ")  # the first three counters
 _START = struct.Struct("<4sI")
 _HEAD_AT, _BUSY_AT, _SHRINKING_AT, _BOOT_AT, _SPACES_AT = 8, 256, 264, 320, 512
 _SLOT = struct.Struct("<16sQQQQHHIII")
+_KEY = struct.Struct("<QQ")
+_TAIL = struct.Struct("<II")  # checksum of what is before, run
 _CHECKED = 56
 _FREE = bytes(_SLOT.size)
 _GONE = b"\xff" * _SLOT.size
@@ -93,7 +96,6 @@ class Namespace:
 
 _HEAD = struct.Struct(f"<{len(fields(Head))}Q")
 _SPACE = struct.Struct(f"<{len(fields(Namespace))}Q")
-_TABLE_AT = _HEAD_AT + 8
 _BUDGET_AT = _HEAD_AT + 8 * [field.name for field in fields(Head)].index("budget_bytes")
 _FULL_AT = _HEAD_AT + 8 * [field.name for field in fields(Head)].index("full")
 
@@ -190,7 +192,7 @@ class Index:
     def refresh(self) -> None:
         """Look at the newest table. Raises OSError when it is gone."""
         for _ in range(8):
-            number = _U64.unpack_from(self._control, _TABLE_AT)[0]
+            number = self.state[1]
             if number == self._number:
                 return
             try:
@@ -209,8 +211,12 @@ class Index:
     @property
     def generation(self) -> int:
         """Grows whenever items moved or went."""
-        generation: int = _U64.unpack_from(self._control, _HEAD_AT)[0]
-        return generation
+        return self.state[0]
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """Generation, number of the table, slots filled in it: the same while nothing comes in."""
+        return _STATE.unpack_from(self._control, _HEAD_AT)
 
     @property
     def full(self) -> bool:
@@ -253,10 +259,12 @@ class Index:
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | (fcntl.LOCK_NB if long else 0))
             try:
-                self.refresh()
+                head = self._read_head()
+                if head.table != self._number:
+                    self.refresh()
                 if _U64.unpack_from(self._control, _BUSY_AT)[0]:
                     self._recover()
-                head = self._read_head()
+                    head = self._read_head()
                 _U64.pack_into(self._control, _BUSY_AT, 1)
                 return head
             except BaseException:
@@ -328,7 +336,7 @@ class Index:
         self._table[at * 64 : at * 64 + 64] = raw
 
     def _start(self, key: bytes) -> int:
-        high, low = struct.unpack("<QQ", key)
+        high, low = _KEY.unpack(key)
         mixed: int = ((low ^ high) * _GOLDEN) & _MASK64
         return mixed >> (64 - self._bits)
 
@@ -359,9 +367,9 @@ class Index:
         """Add an item that is not held. Raises OSError when there is no room for the index."""
         if 2 * (head.filled + 1) > 1 << self._bits:
             self._rebuild(head)
-        mask = (1 << self._bits) - 1
+        table, mask = self._table, (1 << self._bits) - 1
         at = self._start(slot.key)
-        while self._raw(at) != _FREE:
+        while table[at * 64 : at * 64 + 64] != _FREE:
             at = (at + 1) & mask
         head.filled += 1
         head.items += 1
@@ -458,7 +466,8 @@ def _boot() -> bytes:
 
 def _encode(slot: Slot) -> bytes:
     raw = _SLOT.pack(*slot)
-    return raw[:_CHECKED] + struct.pack("<II", zlib.crc32(raw[:_CHECKED]), slot.run)
+    checked = raw[:_CHECKED]
+    return checked + _TAIL.pack(zlib.crc32(checked), slot.run)
 
 
 def _decode(raw: bytes) -> Slot | None:

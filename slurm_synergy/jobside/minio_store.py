@@ -120,6 +120,9 @@ class MinioStore:
         self._tail: tuple[int, int] = (-1, -1)
         self._tail_bytes = 0
         self._run, self._generation = self._index.head.run, self._index.generation
+        # The last look that found nothing, which need not be made again while nothing came in.
+        self._missed: tuple[bytes, tuple[int, int, int]] = (b"", (0, 0, 0))
+        self._refused = False
 
     def enter(self, name: str, items: int) -> Source:
         """The data set ``name`` with so many items (0: unknown). Raises CacheError, OSError."""
@@ -158,10 +161,12 @@ class MinioStore:
         is called for that only, is what it was. Raises OSError when the cache itself is gone.
         """
         for _ in range(3):
-            if self._index.generation != self._generation or self._pid != os.getpid():
+            state = self._index.state
+            if state[0] != self._generation or self._pid != os.getpid():
                 self._catch_up()
             found = self._index.find(key)
             if found is None:
+                self._missed = key, state
                 return None
             at, slot = found
             view = self._view(slot)
@@ -216,22 +221,26 @@ class MinioStore:
         Raises OSError (ENOSPC among others) when the storage has no room; nothing more is taken
         in then, by any process, until the budget changes.
         """
-        if not self.takes_more:
+        index = self._index
+        if index.full or (self._refused and self._is_beyond(item)):
             return False
-        if self._is_beyond(item):
-            return False
-        self._follow_fork()
-        failed: OSError | None = None
+        if self._pid != os.getpid():
+            self._follow_fork()
+        # Without exclusive(): these calls are what the first epoch costs beside the copy.
         try:
-            with self._index.exclusive() as head:
-                try:
-                    held = self._take(head, item, content, stamp)
-                except OSError as err:
-                    failed, held, head.no_space = err, False, 1
+            head = index.acquire(False)
         except BlockingIOError:
             return False  # memory is being given back
-        if failed is not None:
-            raise failed
+        good: Head | None = None
+        try:
+            held = self._take(head, item, content, stamp)
+            good = head
+        except OSError:
+            head.no_space = 1
+            good = head
+            raise
+        finally:
+            index.release(good)
         return held
 
     def _is_beyond(self, item: Item) -> bool:
@@ -242,8 +251,8 @@ class MinioStore:
         return item.place >= _limit(space, self._index.budget_bytes, exact=item.exact)
 
     def _take(self, head: Head, item: Item, content: bytes | memoryview, stamp: int) -> bool:
-        space, length = self._index.namespace(item.namespace), len(content)
-        _note_size(space, length)
+        space = self._index.namespace(item.namespace)
+        _note_size(space, len(content))
         held = not (head.full or head.no_space) and self._take_noted(
             head, space, item, content, stamp
         )
@@ -254,12 +263,18 @@ class MinioStore:
         self, head: Head, space: Namespace, item: Item, content: bytes | memoryview, stamp: int
     ) -> bool:
         length = len(content)
-        others = [] if self._index.has_one_namespace else self._index.namespaces()
-        in_use = [each for each in others if each.run == head.run and each.ident != space.ident]
-        share = head.budget_bytes - sum(each.used_bytes for each in in_use)
+        others: list[Namespace] = []
+        in_use: list[Namespace] = []
+        share = head.budget_bytes
+        if not self._index.has_one_namespace:
+            others = self._index.namespaces()
+            in_use = [each for each in others if each.run == head.run and each.ident != space.ident]
+            share -= sum(each.used_bytes for each in in_use)
         if item.place >= _limit(space, share, exact=item.exact):
+            self._refused = True
             return False
-        if self._index.find(item.key) is not None:
+        state = head.generation, head.table, head.filled
+        if self._missed != (item.key, state) and self._index.find(item.key) is not None:
             return True
         if length > head.budget_bytes - head.used_bytes:
             self._drop_unused(head, others)
@@ -433,8 +448,10 @@ class MinioStore:
 
 
 def _note_size(space: Namespace, length: int) -> None:
-    space.smallest = min(space.smallest, length) if space.seen else length
-    space.largest = max(space.largest, length)
+    if length < space.smallest or not space.seen:
+        space.smallest = length
+    if length > space.largest:
+        space.largest = length
     space.seen += 1
     space.seen_bytes += length
 

@@ -24,15 +24,20 @@ from slurm_synergy.profiler.sweep import Measurement, Sweep
 __all__ = ["Limits", "Profiled", "SweepSource", "profile_command"]
 
 _FOREVER_S = 1e9
+# The looks of ``watch`` run on the job's own cores: they may take this much of one.
+_WATCH_SHARE = 0.005
+# What each worker of before had fetched ahead, as under the controller.
+_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What one profiling run may take.
 
-    ``iterations`` steps are measured per point after ``warmup``, for at most ``point_s`` seconds;
-    the first step must come within ``start_s``, and the whole sweep end within ``sweep_s``. A
-    command that was asked to end has ``end_s`` for it.
+    ``iterations`` steps are measured per point, for at most ``point_s`` seconds. Before them
+    ``warmup`` steps are left out, and what the loader's workers had fetched ahead. The first step
+    must come within ``start_s``, and the whole sweep end within ``sweep_s``. A command that was
+    asked to end has ``end_s`` for it.
     """
 
     iterations: int = 50
@@ -46,9 +51,9 @@ class Limits:
 class SweepSource:
     """A lease whose cores are those that the sweep asks for.
 
-    ``report`` reads the board, ``watch`` is called at every look, ``ends`` says that the command
-    is not needed any longer once the sweep is over: it is told with SIGTERM, and killed if it
-    does not listen. Everything happens in the launcher's own loop.
+    ``report`` reads the board, ``watch`` is called as often as half a percent of a core allows,
+    ``ends`` says that the command is not needed any longer once the sweep is over: it is told with
+    SIGTERM, and killed if it does not listen. Everything happens in the launcher's own loop.
     """
 
     def __init__(
@@ -71,6 +76,8 @@ class SweepSource:
         self._began_s = clock()
         self._first_step_s: float | None = None
         self._answers = 0
+        self._cpus_before = sweep.span.most_cpus
+        self._watch_again_s = 0.0
         self._given: Update | None = None
         self._term_s: float | None = None
 
@@ -87,7 +94,7 @@ class SweepSource:
 
     def take(self) -> Update | None:
         """The cores to have now, and what to measure with them."""
-        self._watch()
+        self._look_at_processes()
         if not self.sweep.done:
             self._look_at_time()
         if self.sweep.done and self._ends:
@@ -110,6 +117,7 @@ class SweepSource:
                 f"{self._limits.point_s:g} s, or the cores could not be had"
             )
             return
+        self._cpus_before = answer.found.cpus
         self.sweep = self.sweep.fed(answer.found)
         self._told(answer.found)
 
@@ -124,6 +132,14 @@ class SweepSource:
         """Nothing is open."""
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _look_at_processes(self) -> None:
+        if self._clock() < self._watch_again_s:
+            return
+        began_s = time.thread_time()
+        self._watch()
+        took_s = time.thread_time() - began_s
+        self._watch_again_s = self._clock() + took_s / _WATCH_SHARE
 
     def _look_at_time(self) -> None:
         now_s = self._clock()
@@ -145,7 +161,7 @@ class SweepSource:
         if self._first_step_s is not None and not self.sweep.done:
             order = Order(
                 number=self._answers + 1,
-                warmup_steps=self._limits.warmup,
+                warmup_steps=self._limits.warmup + _AHEAD * self._cpus_before + cpus,
                 steps=self._limits.iterations,
                 longest_s=self._limits.point_s,
             )
@@ -199,7 +215,7 @@ def profile_command(
 ) -> Profiled:
     """Run ``command`` on this machine and measure it; call it from the main thread.
 
-    ``told`` is called after every point, ``watch`` at every look at the command; without ``ends``
+    ``told`` is called after every point, ``watch`` every now and then; without ``ends``
     the command runs on to its own end. It begins anew: where SYNERGY_CHECKPOINT_DIR is unset, its
     checkpoints are thrown away. Raises LeaseError where no private directory can be made.
     """

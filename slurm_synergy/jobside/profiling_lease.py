@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from slurm_synergy.profiler.sweep import Measurement
 __all__ = ["Answer", "Order", "OrderKeeper", "own_memory_mib", "program_name"]
 
 _SCRIPT_BYTES = 1 << 20
+_SHOWN = 24
 _KIB_PER_MIB = 1024
 
 
@@ -111,7 +113,8 @@ def own_memory_mib(pids: Iterable[int]) -> int:
 def program_name(command: Sequence[str], cwd: str) -> str:
     """A name for what is run: the same command on the same script in the same place has the same.
 
-    The content of a script counts, so that a changed one is measured anew.
+    The content of a script counts, so that a changed one is measured anew. ``run-train-1f3a...``
+    begins with the name of the script, for those who read it.
     """
     digest = hashlib.sha256()
     for word in (cwd, *command):
@@ -121,4 +124,14 @@ def program_name(command: Sequence[str], cwd: str) -> str:
         with contextlib.suppress(OSError, ValueError):
             if path.is_file() and path.stat().st_size <= _SCRIPT_BYTES:
                 digest.update(path.read_bytes())
-    return f"run-{digest.hexdigest()[:20]}"
+    return f"run-{_shown_name(command)}-{digest.hexdigest()[:20]}"
+
+
+def _shown_name(command: Sequence[str]) -> str:
+    """The script or module in ``command``, else its program: letters, digits and '-'."""
+    words = list(command)
+    named = next((word for word in words if word.endswith((".py", ".sh"))), "")
+    if not named and "-m" in words[:-1]:
+        named = words[words.index("-m") + 1]
+    stem = Path(named or (words[0] if words else "")).name.removesuffix(".py").removesuffix(".sh")
+    return re.sub(r"[^A-Za-z0-9]+", "-", stem).strip("-")[:_SHOWN].strip("-") or "program"

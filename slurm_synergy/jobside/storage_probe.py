@@ -62,7 +62,7 @@ class OpenFiles:
 
     def __init__(self) -> None:
         self._found: dict[Path, None] = {}
-        self._not_data = (*_NOT_DATA, sys.prefix, sys.base_prefix)
+        self._not_data = tuple(f"{place}/" for place in (*_NOT_DATA, sys.prefix, sys.base_prefix))
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -80,8 +80,12 @@ class OpenFiles:
 
     def _note(self, pid: int, fd: str) -> None:
         with contextlib.suppress(OSError, ValueError, IndexError):
-            path = Path(f"/proc/{pid}/fd/{fd}").readlink()
-            if path in self._found or not self._is_data(path):
+            # As text: this is done for every descriptor, while the job is measured.
+            target = os.readlink(f"/proc/{pid}/fd/{fd}")  # noqa: PTH115
+            if target[0] != "/" or target.startswith(self._not_data):
+                return
+            path = Path(target)
+            if path in self._found or path.name.endswith(_NOT_DATA_NAMES):
                 return
             words = Path(f"/proc/{pid}/fdinfo/{fd}").read_text(encoding="ascii").split()
             flags = int(words[words.index("flags:") + 1], 8)
@@ -89,11 +93,6 @@ class OpenFiles:
             read_only = flags & os.O_ACCMODE == os.O_RDONLY
             if read_only and stat.S_ISREG(status.st_mode) and status.st_size >= _LEAST_BYTES:
                 self._found[path] = None
-
-    def _is_data(self, path: Path) -> bool:
-        if not path.is_absolute() or path.name.endswith(_NOT_DATA_NAMES):
-            return False
-        return not any(path.is_relative_to(place) for place in self._not_data)
 
 
 def data_size(places: Sequence[Path]) -> DataSize:

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from slurm_synergy.errors import ConfigError, LeaseError
@@ -29,12 +32,14 @@ __all__ = [
     "WorkerInit",
     "change_due_s",
     "cpus_for_workers",
+    "end_quietly_with_parent",
     "limit_threads",
     "twin_of",
     "worker_count",
 ]
 
 NEVER_S = float("inf")
+_PARENT_ENDS_WITHIN_S = 1.0
 _FAR_OFF = 2
 _SETTLED_AFTER_S = 1.0
 _THREAD_VARIABLES = (
@@ -110,6 +115,7 @@ class WorkerInit:
     def __call__(self, worker_id: int) -> None:
         self._take_cpus()
         limit_threads()
+        end_quietly_with_parent()
         handler = signal.getsignal(signal.SIGTERM)
         if isinstance(getattr(handler, "__self__", None), Session):
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -134,6 +140,29 @@ class WorkerInit:
             if board.lease_sequence() == sequence:
                 board.close()
                 return
+
+
+# -- the end -------------------------------------------------------------------------------------
+
+
+def end_quietly_with_parent() -> None:
+    """Let this process say nothing of a connection that broke because its parent has ended.
+
+    A worker hands batches over through sockets. A program that ends in the middle of one, as on
+    SIGTERM, would be followed by the tracebacks of its workers.
+    """
+    parent, usual = multiprocessing.parent_process(), sys.excepthook
+
+    def report(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        broken = issubclass(kind, ConnectionError | EOFError)
+        # The kernel may close a dying process's sockets one by one.
+        if broken and parent is not None and wait([parent.sentinel], _PARENT_ENDS_WITHIN_S):
+            return
+        usual(kind, error, traceback)
+
+    sys.excepthook = report
 
 
 # -- threads -------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from slurm_synergy.jobside.storage_probe import (
     warm,
 )
 from slurm_synergy.profiler.documents import to_document
-from slurm_synergy.profiler.evidence import StoredProfile, checked_key, evidence_of
+from slurm_synergy.profiler.evidence import UNTYPED, StoredProfile, checked_key, evidence_of
 from slurm_synergy.profiler.filling import DataFacts, filled
 from slurm_synergy.profiler.sweep import MOST_POINTS, Measurement, Sweep, SweepResult, SweepSpan
 
@@ -93,7 +93,7 @@ def argument_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--key", help="key of the profile (default: made of command, script and directory)")
     add("--gpus", type=int, default=1, help="GPUs that the command trains on (default 1)")
-    add("--gpu-type", default="gpu", help="their type, as Slurm calls it (default 'gpu')")
+    add("--gpu-type", default=UNTYPED, help="their type, as Slurm calls it (default: none)")
     add("--cpus", type=int, help="most cores to try (default: all that this process may use)")
     add("--proportional", type=int, metavar="CPUS", help="the command's GPU-proportional share")
     add("--step", type=int, default=0, metavar="CPUS", help="try multiples of this (default: GPUs)")
@@ -343,6 +343,8 @@ def _words(
     said.append(f"the processes had {pipeline.process_mem_mib} MiB for themselves")
     if result.why:
         said.append(f"confidence is low: {result.why}")
+    if stored.evidence is not None and stored.evidence.gpu_type == UNTYPED:
+        said.append("the type of the GPUs is not known (--gpu-type): 'profile import' asks for it")
     said.append(f"profile {stored.profile.key}" + (f" is kept in {path}" if path else ""))
     return said
 

@@ -11,12 +11,17 @@ from slurm_synergy.profiler.sweep import Confidence, Measurement, SweepResult
 
 __all__ = [
     "KEY_PATTERN",
+    "UNTYPED",
     "Evidence",
     "StoredProfile",
     "checked_key",
     "evidence_of",
     "merged",
+    "on_type",
 ]
+
+UNTYPED = "gpu"
+"""The type of GPUs to which nobody gave one; nodes whose GPUs have none are of it too."""
 
 KEY_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 """What a profile key looks like: that of the hint ``profile=``, at most 100 characters."""
@@ -79,6 +84,25 @@ def merged(new: Profile, old: Profile | None) -> Profile:
         return new
     rates = {**old.gpu_rate_per_gpu, **new.gpu_rate_per_gpu}
     return replace(new, gpu_rate_per_gpu=rates)
+
+
+def on_type(stored: StoredProfile, gpu_type: str) -> StoredProfile:
+    """The profile as one that was measured on GPUs of that type, where its own type had no name.
+
+    Raises ModelError for one that was measured on a type with a name, or never.
+    """
+    evidence = stored.evidence
+    if evidence is None or evidence.gpu_type not in (UNTYPED, gpu_type):
+        had = "no GPU here" if evidence is None else f"{evidence.gpu_type!r}"
+        raise ModelError(f"profile {stored.profile.key!r} was measured on {had}: leave its type")
+    rates = {
+        gpu_type if kind == UNTYPED else kind: rate
+        for kind, rate in stored.profile.gpu_rate_per_gpu.items()
+    }
+    return StoredProfile(
+        profile=replace(stored.profile, gpu_rate_per_gpu=rates),
+        evidence=replace(evidence, gpu_type=gpu_type),
+    )
 
 
 def checked_key(key: str) -> str:

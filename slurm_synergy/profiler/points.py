@@ -16,12 +16,17 @@ __all__ = ["Meter", "MeterState", "Reading"]
 
 _WARMUP = 5
 _ITERATIONS = 50
+_MOST_WARMUP = 1 / 3
 _FEWEST = 4
 # A training process tells its progress ten times a second: a shorter window would count halves.
 _SHORTEST_S = 1.0
 # Halves of a window that differ by more mean that it has not settled: a queue of batches that
 # other cores had loaded is running dry.
 _STEADY = 0.08
+# What changes once when the cores do (workers that end, others that start) is in the first steps.
+# It hides in the halves, but not in a quarter.
+_BEGINNING = 0.25
+_LIKE_THE_REST = 0.03
 # A program that never settles is taken as it is.
 _MOST_SLIDES = 3
 
@@ -54,8 +59,9 @@ class MeterState(Enum):
 class Meter:
     """Measures one point; ``seen`` returns the meter after one more reading.
 
-    ``warmup`` steps are discarded and ``iterations`` counted, in at most ``most_s`` seconds; where
-    these end first, fewer steps count, but at least four.
+    ``warmup`` steps are discarded (fewer where they take a third of the time) and ``iterations``
+    counted, in at most ``most_s`` seconds; where these end first, fewer steps count, but at least
+    four. Steps at the beginning that are unlike the rest are discarded too.
     """
 
     cpus: int
@@ -107,7 +113,10 @@ class Meter:
 
     def _warming(self, reading: Reading, out_of_time: bool) -> Meter:
         assert self.began is not None
-        if reading.step >= self.began.step + max(self.warmup, 1):
+        done = reading.step - self.began.step
+        # Many workers' queues take long to run dry where the GPUs set the pace, and do not matter.
+        waited_enough = reading.now_s - self.began.now_s >= _MOST_WARMUP * self.most_s
+        if done >= max(self.warmup, 1) or (waited_enough and done >= _WARMUP):
             return replace(self, window=(reading,), state=MeterState.COUNTING)
         return replace(self, state=MeterState.STUCK) if out_of_time else self
 
@@ -120,10 +129,11 @@ class Meter:
             return now._ended()
         if not enough or not long_enough:
             return now
-        if now.slides >= _MOST_SLIDES or now._steady():
+        unsettled = 0 if now.slides >= _MOST_SLIDES else now._unsettled()
+        if not unsettled:
             return replace(now, state=MeterState.KNOWN)
-        # The later half counts, and as much again.
-        return replace(now, window=now.window[now._middle() :], slides=now.slides + 1)
+        # The rest counts, and as much again as is left out.
+        return replace(now, window=now.window[unsettled:], slides=now.slides + 1)
 
     def _ended(self) -> Meter:
         """The time is over: what was counted has to do."""
@@ -133,22 +143,27 @@ class Meter:
         known = counted >= _FEWEST and progress > 0 and took_s > 0
         return replace(self, state=MeterState.KNOWN if known else MeterState.STUCK)
 
-    def _middle(self) -> int:
+    def _unsettled(self) -> int:
+        """How many readings at the beginning are unlike those that follow; 0 for none."""
+        for part, tolerance in ((0.5, _STEADY), (_BEGINNING, _LIKE_THE_REST)):
+            at = self._at(part)
+            if at == 0:
+                continue
+            first, divide, last = self.window[0], self.window[at], self.window[-1]
+            before, after = _rate(first, divide), _rate(divide, last)
+            if abs(after - before) > tolerance * max(after, before):
+                return at
+        return 0
+
+    def _at(self, part: float) -> int:
+        """The reading at which ``part`` of the steps were done; 0 where none lies between."""
         first, last = self.window[0], self.window[-1]
-        half = (first.step + last.step) / 2
+        wanted = first.step + part * (last.step - first.step)
         return min(
             range(1, len(self.window) - 1),
-            key=lambda at: abs(self.window[at].step - half),
+            key=lambda at: abs(self.window[at].step - wanted),
             default=0,
         )
-
-    def _steady(self) -> bool:
-        at = self._middle()
-        if at == 0:
-            return True
-        first, middle, last = self.window[0], self.window[at], self.window[-1]
-        before, after = _rate(first, middle), _rate(middle, last)
-        return abs(after - before) <= _STEADY * max(after, before)
 
 
 def _tells(first: Reading, last: Reading) -> bool:

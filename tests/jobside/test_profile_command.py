@@ -212,7 +212,7 @@ def test_a_command_that_fails_leaves_no_profile(world: World) -> None:
 
 
 def test_a_profile_that_was_cut_off_is_kept_with_low_confidence(world: World) -> None:
-    code = EMULATED.replace("while True", "for _ in range(100)")
+    code = EMULATED.replace("while True", "for _ in range(200)")
     done = world.profile(
         code, "--key", "short", "--iterations", "15", "--keep-running", "--output", "here.json"
     )

@@ -101,7 +101,14 @@ def test_a_program_has_the_name_of_its_command_place_and_script(tmp_path: Path) 
     command = ("python", "train.py", "--lr=1")
     name = program_name(command, str(tmp_path))
     assert name == program_name(command, str(tmp_path))
-    assert name.startswith("run-") and len(name) <= 64
+    assert name.startswith("run-train-") and len(name) <= 64
+    for words, shown in (
+        (("python", "-m", "my_nets.train"), "run-my-nets-train-"),
+        (("./a.out",), "run-a-out-"),
+        (("\N{SNOWMAN}",), "run-program-"),
+        (("sh", "/data/" + "x" * 300 + ".sh"), "run-" + "x" * 24 + "-"),
+    ):
+        assert program_name(words, str(tmp_path)).startswith(shown)
     assert name != program_name((*command[:2], "--lr=2"), str(tmp_path))
     assert name != program_name(command, str(tmp_path.parent))
     script.write_text("two")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -424,6 +426,38 @@ def test_a_wrong_number_of_threads_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     before = torch.get_num_threads()
     limit_threads()
     assert torch.get_num_threads() == before
+
+
+ORPHAN = """
+import multiprocessing, os, signal, sys
+from slurm_synergy.jobside.torch_workers import end_quietly_with_parent
+
+def work():
+    end_quietly_with_parent()
+    sys.excepthook(ValueError, ValueError("wrong"), None)
+    sys.excepthook(ConnectionResetError, ConnectionResetError("early"), None)
+    os.kill(os.getppid(), signal.SIGKILL)
+    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+    sys.excepthook(ConnectionResetError, ConnectionResetError("late"), None)
+    sys.excepthook(ValueError, ValueError("wrong again"), None)
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    child.join()
+"""
+
+
+def test_a_worker_that_outlives_its_program_does_not_tell_of_broken_connections() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ORPHAN], capture_output=True, text=True, timeout=60, check=False
+    )
+    told = done.stderr.splitlines()  # read to its end: the worker has ended too
+    assert told == [
+        "ValueError: wrong",
+        "ConnectionResetError: early",
+        "ValueError: wrong again",
+    ]
 
 
 def test_this_process_is_no_worker() -> None:

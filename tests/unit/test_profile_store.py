@@ -15,7 +15,7 @@ from manual_clock import ManualClock
 from ran import Ran
 from service_world import ServiceWorld
 
-from slurm_synergy.cli import control
+from slurm_synergy.cli import control, profile_cmd
 from slurm_synergy.cli.control import Target, ask
 from slurm_synergy.controller import profile_shelf
 from slurm_synergy.controller.ledger import Ledger
@@ -24,7 +24,13 @@ from slurm_synergy.core.catalogue import CATALOGUE
 from slurm_synergy.core.model import PipelineModel, Plan, Profile, ProfileOrigin
 from slurm_synergy.errors import LeaseError, ModelError
 from slurm_synergy.profiler.documents import from_document, to_document
-from slurm_synergy.profiler.evidence import Evidence, StoredProfile, checked_key, merged
+from slurm_synergy.profiler.evidence import (
+    UNTYPED,
+    Evidence,
+    StoredProfile,
+    checked_key,
+    merged,
+)
 from slurm_synergy.profiler.sweep import Confidence, Measurement
 
 UID = os.getuid()
@@ -195,7 +201,7 @@ def test_nobody_changes_what_others_rely_on(tmp_path: Path, clock: ManualClock) 
         with pytest.raises(LeaseError, match="it is built in, and stays"):
             shelf.forget_profile("m5-audio", uid=0, operators=operators)
         # A job of theirs that names no key would believe it.
-        for key in ("u1002-run-0123456789abcdef0123", "u0-run-0a"):
+        for key in ("u1002-run-train-0123456789abcdef0123", "u0-run-0a"):
             with pytest.raises(LeaseError, match="jobs of another user that name no key"):
                 shelf.import_profile(document(stored(key)), uid=1001, operators=operators)
         for key in ("u1001-run-0123456789abcdef0123", "u2-net"):
@@ -277,6 +283,52 @@ def test_a_profile_is_imported_listed_shown_exported_and_forgotten(
     assert Ran(capsys, "profile", "forget", "mine").out == "profile mine: forgotten\n"
     gone = Ran(capsys, "profile", "forget", "mine")
     assert (gone.status, "no profile is kept under 'mine'" in gone.err) == (1, True)
+
+
+def test_a_profile_without_a_gpu_type_gets_one_of_the_cluster(
+    world: ServiceWorld,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kinds: list[str] = []
+    plain_ask = ask
+
+    def ask_with_nodes(target: Target, what: str, **given: Any) -> Any:
+        if what == "status":
+            return {"nodes": [{"gpu_type": kind, "gpus": 4} for kind in kinds]}
+        return plain_ask(target, what, **given)
+
+    def imported(*options: str) -> Ran:
+        return Ran(capsys, "profile", "import", str(file), *options)
+
+    def kept_as() -> dict[str, float]:
+        document = json.loads(Ran(capsys, "profile", "export", "mine").out)
+        assert document["evidence"]["gpu_type"] in document["samples_per_s_per_gpu"]
+        rates: dict[str, float] = document["samples_per_s_per_gpu"]
+        return rates
+
+    monkeypatch.setattr(profile_cmd, "ask", ask_with_nodes)
+    typed = stored()
+    assert typed.evidence is not None
+    untyped = StoredProfile(
+        profile=replace(typed.profile, gpu_rate_per_gpu={UNTYPED: 1000.0}),
+        evidence=replace(typed.evidence, gpu_type=UNTYPED),
+    )
+    file = document_file(tmp_path, untyped)
+    kinds[:] = ["a100", "gpu"]  # there are nodes to which it applies as it is
+    assert imported().out == "profile mine: kept\n"
+    assert kept_as() == {"gpu": 1000.0}
+    kinds[:] = ["a100", "a100"]
+    assert imported().out == "profile mine: replaced, for GPUs of type a100\n"
+    assert kept_as() == {"a100": 1000.0}
+    kinds[:] = ["a100", "v100"]
+    refused = imported()
+    assert refused.status == 1
+    assert "this cluster has a100, v100: import it with --gpu-type" in refused.err
+    assert imported("--gpu-type", "v100").out == "profile mine: replaced, for GPUs of type v100\n"
+    file = document_file(tmp_path, typed)
+    assert "was measured on 'v100': leave its type" in imported("--gpu-type", "a100").err
 
 
 def test_one_profile_that_cannot_be_read_does_not_hide_the_others(

@@ -179,6 +179,21 @@ def test_batches_that_other_cores_had_loaded_do_not_count() -> None:
     assert meter.measurement.samples_per_s == pytest.approx(80, rel=0.05)
 
 
+@pytest.mark.parametrize("beginning", [12.0, 23.0])
+def test_workers_that_start_or_queues_that_run_dry_do_not_count(beginning: float) -> None:
+    meter, now = fed(Meter(cpus=1).seen(ZERO), beginning, 1.5, ZERO)
+    assert meter.state is MeterState.COUNTING
+    meter, _ = fed(meter, 20.0, 60, now)
+    assert meter.measurement is not None
+    assert meter.measurement.samples_per_s == pytest.approx(160, rel=0.01)
+
+
+def test_a_long_warm_up_takes_a_third_of_the_time_at_most() -> None:
+    meter, _ = fed(Meter(cpus=64, warmup=200, most_s=30.0).seen(ZERO), 2.0, 60, ZERO)
+    assert meter.measurement is not None
+    assert meter.measurement.iterations == pytest.approx(40, abs=2)
+
+
 def test_a_slow_point_ends_with_the_steps_that_there_were() -> None:
     meter, now = fed(Meter(cpus=1, most_s=20.0).seen(ZERO), 1.0, 30, ZERO)
     assert meter.measurement is not None
