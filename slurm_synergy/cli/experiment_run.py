@@ -26,6 +26,8 @@ from slurm_synergy.simulator.experiment import DEFAULT_JOBS, Settings
 
 __all__ = ["Done", "here", "processes", "simulate_cell", "study_of", "work"]
 
+_OF_RIVALS = ("quantum_s", "fills", "generations", "patience", "avoid_interference")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
@@ -85,7 +87,7 @@ def _trace_name(settings: Settings) -> str:
         return name
     return (
         f"{name},elastic=full,rigid={settings.rigid!r},scale={settings.scale!r},"
-        f"profiling={settings.profiling},pipelines={settings.pipelines}"
+        f"profiling={settings.profiling},pipelines={settings.pipelines},tuned={settings.tuned}"
     )
 
 
@@ -93,7 +95,12 @@ def _policy(settings: Settings, known: Mapping[str, Any]) -> Any:
     from slurm_synergy.policies.sia import Sia
 
     found = _pick("policy", settings.policy, known)
-    return replace(found, power=settings.power) if isinstance(found, Sia) else found
+    if isinstance(found, Sia):
+        return replace(found, power=settings.power)
+    fields = getattr(found, "__dataclass_fields__", {})
+    # The settings of the rivals, of those that have them.
+    own = {key: getattr(settings, key) for key in _OF_RIVALS if key in fields}
+    return replace(found, **own) if own else found
 
 
 def _nodes(settings: Settings) -> tuple[Node, ...]:

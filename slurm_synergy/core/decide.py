@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Protocol
@@ -23,15 +23,17 @@ from slurm_synergy.core.model import (
 from slurm_synergy.core.pipeline import job_rate, min_mem_mib, proportional_share
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.snapshot import held, is_pinned, standing
+from slurm_synergy.core.totals import Totals
 from slurm_synergy.errors import PlanError
 
-__all__ = ["Mechanism", "Policy", "check_plan", "decide", "uncollected"]
+__all__ = ["Mechanism", "Policy", "begun", "check_plan", "decide", "uncollected"]
 
 # Rates are products and quotients of floats; equal shares may differ in the last digits.
 _RATE_TOLERANCE = 1e-9
 
 _ID = attrgetter("job_id")
 _FORGOTTEN_AT_LEAST = 1000
+_NOTHING = (0, 0, 0)
 _UNCHECKED = (None, None, None)
 _MOST_FLOORS = 100_000
 
@@ -66,11 +68,21 @@ class Mechanism(Protocol):
         ...
 
 
+def begun(policy: Policy) -> Policy:
+    """The policy for one simulation: one that remembers (``begun``) has a memory of its own."""
+    begin: Callable[[], Policy] | None = getattr(policy, "begun", None)
+    return policy if begin is None else begin()
+
+
 def decide(snapshot: Snapshot, policy: Policy, mechanism: Mechanism) -> Plan:
     """The plan of this round: the same for the same snapshot, whoever asks and when."""
     with uncollected():
-        decision = policy.choose(snapshot)
-        layout = mechanism.place(snapshot, decision)
+        return _decide(snapshot, policy, mechanism)
+
+
+def _decide(snapshot: Snapshot, policy: Policy, mechanism: Mechanism) -> Plan:
+    decision = policy.choose(snapshot)
+    layout = mechanism.place(snapshot, decision)
     waiting = {**decision.waiting, **layout.unplaced} if layout.unplaced else decision.waiting
     ids = sorted(waiting)
     return Plan(
@@ -271,16 +283,9 @@ def _check_floor(status: JobStatus, placement: Placement, checked: _Checked) -> 
 
 
 def _check_capacity(snapshot: Snapshot, plan: Plan, pinned: Set[int]) -> None:
-    used: dict[str, list[int]] = {node.name: [0, 0, 0] for node in snapshot.nodes}
-    for placement in plan.placements:
-        for name, share in placement.shares:
-            row = used.get(name)
-            if row is not None:
-                row[0] += share.gpus
-                row[1] += share.cpus
-                row[2] += share.mem_mib
+    used = Totals.of_snapshot(snapshot).by_node(plan.placements)
     for node in snapshot.nodes:
-        gpus, cpus, mem_mib = used[node.name]
+        gpus, cpus, mem_mib = used.get(node.name, _NOTHING)
         most = node.capacity
         if gpus <= most.gpus and cpus <= most.cpus and mem_mib <= most.mem_mib:
             continue

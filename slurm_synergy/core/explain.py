@@ -64,7 +64,8 @@ class Explanation:
     what the plan gives it per node, ``proportional`` its GPU-proportional share there. Rates are
     samples/s, None when its profile is unknown; ``speedup`` is their ratio. ``changes`` are
     sentences on what would change the outcome. ``elastic`` says what GPUs and batch an elastic job
-    may have and has, empty for others. ``market`` is what a policy that chooses GPU type and number
+    may have and has, empty for others. ``fixed_on`` are its nodes where jobs cannot be given other
+    cores, as no helper is heard there. ``market`` is what a policy that chooses GPU type and number
     offered it, None under other policies.
     """
 
@@ -90,6 +91,7 @@ class Explanation:
     changes: tuple[str, ...]
     market: Market | None = None
     elastic: str = ""
+    fixed_on: tuple[str, ...] = ()
 
 
 def public(explanation: Explanation) -> Explanation:
@@ -183,6 +185,9 @@ def explain(
         changes=(),
         market=market,
         elastic=elastic,
+        fixed_on=tuple(
+            node.name for node in snapshot.nodes if node.fixed_shares and node.name in shares
+        ),
     )
     if placement is None:
         code = reason.code if reason else None
@@ -350,6 +355,11 @@ def in_words(explanation: Explanation) -> tuple[str, ...]:
     for node, share in explanation.proportional.items():
         given = share_in_words(explanation.shares[node])
         lines.append(f"share on {node}: {given}; proportional: {share_in_words(share)}")
+    if explanation.fixed_on:
+        lines.append(
+            f"cores do not move on {', '.join(explanation.fixed_on)}: no slurm-synergyd --node is "
+            "heard there"
+        )
     if explanation.speedup is not None:
         lines.append(
             f"speed: {explanation.rate_samples_per_s:.0f} samples/s expected, "

@@ -125,6 +125,8 @@ class Node:
     ``core_ids`` are Slurm's core indices 0..n-1 on this node, ``sockets`` how many sockets they
     are split over evenly, ``threads_per_core`` how many of them in a row are one physical core.
     ``gpu_sockets`` is the socket near each GPU by index, -1 where not known; empty: for all.
+    ``fixed_shares``: running jobs cannot be given other cores there than Slurm gave them, so that
+    each has its proportional share.
     """
 
     name: str
@@ -134,6 +136,7 @@ class Node:
     sockets: int = 1
     threads_per_core: int = 1
     gpu_sockets: tuple[int, ...] = ()
+    fixed_shares: bool = False
 
     def __post_init__(self) -> None:
         if not self.name or not self.gpu_type:
@@ -423,7 +426,8 @@ class JobStatus:
 
     ``lease`` is None exactly when the job holds nothing. ``blocked`` tells why a pending job must
     not be started whatever the policy says (dependency, begin time), else None. ``held_by_us``
-    tells that the cluster shows a pending job as one that only we can start.
+    tells that the cluster shows a pending job as one that only we can start. ``held_s`` are the
+    seconds for which the job has held GPUs, by their type.
     """
 
     job: Job
@@ -435,6 +439,7 @@ class JobStatus:
     restarts: int = 0
     blocked: Reason | None = None
     held_by_us: bool = False
+    held_s: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if (self.lease is None) != (self.phase is _PENDING):
@@ -455,7 +460,11 @@ class _Lookup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot(_Lookup):
-    """Everything that a decision may depend on. Nodes by name, jobs by id, both ascending."""
+    """Everything that a decision may depend on. Nodes by name, jobs by id, both ascending.
+
+    ``previous_s`` is when the round before this one was (epoch seconds), None where that is not
+    known.
+    """
 
     round: int
     now_s: float
@@ -464,6 +473,7 @@ class Snapshot(_Lookup):
     jobs: tuple[JobStatus, ...]
     enforcement: Enforcement = Enforcement.SHARED
     draining: bool = False
+    previous_s: float | None = None
 
     def __post_init__(self) -> None:
         names = [node.name for node in self.nodes]

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from slurm_synergy.core.resources import Resources
 
-__all__ = ["NAME_WIDTH", "clipped", "duration", "gib", "percent", "printable", "share_in_words"]
+__all__ = [
+    "NAME_WIDTH",
+    "clipped",
+    "counted",
+    "duration",
+    "gib",
+    "percent",
+    "printable",
+    "share_in_words",
+]
 
 NAME_WIDTH = 32
 """Most characters of a job's name in a table: Slurm takes names of any length."""
 
 _MIB_PER_GIB = 1024
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
+
+
+def counted(count: int, noun: str, many: str = "") -> str:
+    """``count`` of them in words: "1 job", "2 jobs"; ``many`` where an "s" is not the plural."""
+    return f"{count:,} {noun if count == 1 else many or noun + 's'}"
 
 
 def percent(share: float | None) -> str:

@@ -37,6 +37,7 @@ _Count = Annotated[int, Field(ge=1)]
 _Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _MOST_CELLS = 10_000
+_OF_ELASTIC = ("elastic", "rigid", "scale", "profiling", "pipelines", "tuned")
 _PHILLY_LARGEST = 16  # GPUs of the largest jobs that are generated
 DEFAULT_JOBS = 1000
 """Jobs of a generated workload that does not say how many."""
@@ -55,7 +56,9 @@ class Settings(_Model):
     pool is ``nodes`` equal nodes or the file ``cluster``.
 
     With ``elastic`` GPUs and batch sizes of a ``sia:`` trace are for the policy to choose, but for
-    the parts ``rigid`` and ``scale`` of its jobs; ``profiling`` and ``pipelines`` are as there.
+    the parts ``rigid`` and ``scale`` of its jobs; ``profiling``, ``pipelines`` and ``tuned`` are as
+    there. ``fills`` and ``quantum_s``, ``generations``, ``patience`` and ``avoid_interference`` are
+    settings of the rivals' policies that have such.
     ``power`` is Sia's fairness exponent p.
     """
 
@@ -87,7 +90,13 @@ class Settings(_Model):
     rigid: Annotated[float, Field(ge=0, le=1)] = 0.0
     scale: Annotated[float, Field(ge=0, le=1)] = 0.0
     profiling: Literal["bootstrap", "oracle", "none"] = "bootstrap"
-    pipelines: Literal["none", "synergy"] = "none"
+    pipelines: Literal["none", "synergy", "dealt"] = "none"
+    tuned: str = "listed"
+    quantum_s: _Positive = 360.0
+    fills: bool = True
+    generations: _Count = 100
+    patience: _Count = 25
+    avoid_interference: bool = True
     power: Annotated[float, Field(ge=-10, le=10)] = -0.5
 
     @field_validator("power")
@@ -249,8 +258,28 @@ def expand(
         for chosen in _combinations(axes):
             values = {**definition.settings, **chosen}
             cell = _settings(values, path, f"grids[{index}]")
+            _check_elastic(cell, path, f"grids[{index}]", chosen)
             found[_located(cell, path, variables)] = None
     return tuple(found)
+
+
+def _check_elastic(cell: Settings, path: Path, place: str, chosen: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a setting of elastic jobs in a cell that has none."""
+    if cell.elastic and (cell.trace or "").startswith("sia:"):
+        return
+    wanted = "elastic: true" if not cell.elastic else "a trace of the form sia:FILE"
+    said = [key for key in _OF_ELASTIC if key != "elastic" or cell.elastic]
+    for key in said:
+        value = getattr(cell, key)
+        if value != Settings.model_fields[key].default:
+            shown = ", ".join(f"{name}: {one}" for name, one in chosen.items())
+            raise ConfigError(
+                f"means nothing in the cell {{{shown}}}, whose jobs are not elastic",
+                file=str(path),
+                key=f"{place}.{key}",
+                value=value,
+                remedy=f"add {wanted} to settings or to that grid, or remove {key}",
+            )
 
 
 def _combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:

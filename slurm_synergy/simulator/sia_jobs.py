@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from slurm_synergy.core.model import Elasticity, Job, Node, Profile
 from slurm_synergy.errors import ConfigError
 from slurm_synergy.simulator.learning import Learning, Profiling
-from slurm_synergy.simulator.measured import read_application
-from slurm_synergy.simulator.pipelines import MEASURED_ON, pipeline_of
+from slurm_synergy.simulator.measured import Application, read_application
+from slurm_synergy.simulator.pipelines import MEASURED_ON, dealt_cores, pipeline_of
 from slurm_synergy.simulator.sia_models import SiaModel, sia_model
 from slurm_synergy.simulator.sia_workload import SiaJob
 from slurm_synergy.simulator.traces import Trace, TraceJob
 from slurm_synergy.simulator.training import Training
 from slurm_synergy.simulator.truth import SimulatedJob
+from slurm_synergy.simulator.tuned_jobs import MOST_GPUS, TunedShape, tuned_shapes
 
-__all__ = ["ElasticWorkload", "elastic_trace"]
+__all__ = ["LISTED", "ElasticWorkload", "elastic_trace"]
 
 _REGIMES = ("bootstrap", "oracle", "none")
+_PIPELINES = ("none", "synergy", "dealt")
+LISTED = "listed"
+"""The word for rigid jobs that ask for what the workload lists."""
+
 _MOST_GPUS = 64
 """The most GPUs that a job of the artifact may have (algorithms C.6)."""
 
@@ -30,7 +35,10 @@ class ElasticWorkload:
     """A workload of which ``rigid`` and ``scale`` (parts of all jobs) are less elastic.
 
     Of equal parts over the whole list, so that they have all applications alike. ``regime`` is what
-    is known of a job on its arrival; with ``pipelines`` jobs need cores to be fed.
+    is known of a job on its arrival. With ``pipelines`` jobs need cores to be fed: ``synergy`` as
+    many as Synergy's model of their task, ``dealt`` those of its models in the parts of its
+    evaluation. Rigid jobs are tuned for GPUs of type ``tuned``; empty: they ask for what the
+    workload lists.
     """
 
     jobs: tuple[SiaJob, ...]
@@ -39,13 +47,15 @@ class ElasticWorkload:
     rigid: float = 0.0
     scale: float = 0.0
     regime: Profiling = Profiling.BOOTSTRAP
-    pipelines: bool = False
+    pipelines: str = "none"
+    tuned: str = ""
 
     def on(self, nodes: Sequence[Node], ids: Sequence[int]) -> tuple[SimulatedJob, ...]:
         """The jobs with these ids (their numbers in the list from 1) for a pool."""
         kinds = tuple(sorted({node.gpu_type for node in nodes}))
         pool_gpus = sum(node.total.gpus for node in nodes)
-        made = _Maker(self, kinds, min(pool_gpus, _MOST_GPUS))
+        per_node = {node.gpu_type: node.total.gpus for node in nodes}
+        made = _Maker(self, kinds, min(pool_gpus, _MOST_GPUS), per_node)
         return tuple(made.job(job_id, self.jobs[job_id - 1]) for job_id in sorted(ids))
 
     def elasticity(self, job_id: int) -> Elasticity:
@@ -78,7 +88,8 @@ def elastic_trace(
         rigid=rigid,
         scale=scale,
         regime=Profiling(_choice(options, "profiling", _REGIMES)),
-        pipelines=_choice(options, "pipelines", ["none", "synergy"]) == "synergy",
+        pipelines=_choice(options, "pipelines", _PIPELINES),
+        tuned="" if options.get("tuned", LISTED) == LISTED else options["tuned"],
     )
     rows = [
         TraceJob(job_id=at, arrival_s=job.submitted_s, gpus=1, model=job.application)
@@ -115,14 +126,26 @@ def _choice(options: Mapping[str, str], key: str, known: Sequence[str]) -> str:
 class _Maker:
     """Makes jobs; those that are alike share what was measured of them."""
 
-    def __init__(self, workload: ElasticWorkload, kinds: tuple[str, ...], most_gpus: int) -> None:
+    def __init__(
+        self,
+        workload: ElasticWorkload,
+        kinds: tuple[str, ...],
+        most_gpus: int,
+        per_node: Mapping[str, int],
+    ) -> None:
         self._workload, self._kinds, self._most_gpus = workload, kinds, most_gpus
+        self._per_node = per_node
         self._trainings: dict[tuple[str, int | None], Training] = {}
+        self._dealt = dealt_cores(len(workload.jobs))
+        self._applications: dict[str, Application] = {}
+        self._shapes: dict[str, tuple[TunedShape, ...]] = {}
 
     def job(self, job_id: int, row: SiaJob) -> SimulatedJob:
         """One job. Raises ConfigError when it cannot be simulated."""
         elasticity = self._workload.elasticity(job_id)
         model = sia_model(row.application, self._workload.file, row.line)
+        if elasticity is Elasticity.RIGID and self._workload.tuned:
+            row = self._tuned(job_id, row, model)
         own = None if elasticity is Elasticity.ADAPTIVE else row.batch
         training = self._training(row, model, own)
         kinds = tuple(
@@ -138,8 +161,14 @@ class _Maker:
                 value=row.application,
                 remedy="choose a pool with other GPUs, or remove the row",
             )
-        pipeline = pipeline_of(training) if self._workload.pipelines else None
-        profile = Profile(key=row.application, restart_s=model.restart_s, pipeline=pipeline)
+        pipeline, needs = None, ""
+        if self._workload.pipelines == "dealt":
+            pipeline = pipeline_of(training, self._dealt[job_id - 1])
+            needs = f" {self._dealt[job_id - 1]:g} cores"
+        elif self._workload.pipelines == "synergy":
+            pipeline = pipeline_of(training)
+        key = row.application + needs
+        profile = Profile(key=key, restart_s=model.restart_s, pipeline=pipeline)
         learn = partial(Learning, training, profile, kinds, self._workload.regime)
         return SimulatedJob(
             job=self._asked(job_id, row, elasticity, training, kinds),
@@ -158,16 +187,40 @@ class _Maker:
     def _training(self, row: SiaJob, model: SiaModel, own: int | None) -> Training:
         key = (row.application, own)
         if key not in self._trainings:
-            directory = self._workload.profiles / row.application
+            self._trainings[key] = Training(self._application(row.application), model, own)
+        return self._trainings[key]
+
+    def _application(self, name: str) -> Application:
+        if name not in self._applications:
+            directory = self._workload.profiles / name
             if not directory.is_dir():
                 raise ConfigError(
                     "is not there",
                     file=str(directory),
                     remedy="profiles=DIR must have all applications",
                 )
-            application = read_application(directory, sorted({*self._kinds, MEASURED_ON}))
-            self._trainings[key] = Training(application, model, own)
-        return self._trainings[key]
+            kinds = {*self._kinds, MEASURED_ON}
+            self._applications[name] = read_application(directory, sorted(kinds))
+        return self._applications[name]
+
+    def _tuned(self, job_id: int, row: SiaJob, model: SiaModel) -> SiaJob:
+        """The job as an expert would have asked for it: good requests take turns."""
+        kind = self._workload.tuned
+        if kind not in self._per_node:
+            raise ConfigError(
+                "is no GPU type of the pool",
+                key="tuned",
+                value=kind,
+                remedy=f"choose one of {', '.join(self._kinds)}, or {LISTED}",
+            )
+        if row.application not in self._shapes:
+            most = self._most_gpus if len(self._kinds) == 1 else MOST_GPUS
+            self._shapes[row.application] = tuned_shapes(
+                self._application(row.application), model, kind, self._per_node[kind], most
+            )
+        shapes = self._shapes[row.application]
+        chosen = shapes[job_id % len(shapes)]
+        return replace(row, gpus=chosen.gpus, batch=chosen.batch)
 
     def _asked(
         self,

@@ -9,8 +9,10 @@ nobody chooses: every job is rigid, on its tuned number of GPUs.
 
 With ``elastic=full`` GPUs and batch size are for the scheduler to choose (``sia_jobs``). Then
 ``rigid`` and ``scale`` are the parts of jobs that are less elastic, ``profiling`` (``oracle``,
-``bootstrap``, ``none``) is what is known of a job on its arrival, and ``pipelines=synergy`` gives
-them input pipelines.
+``bootstrap``, ``none``) is what is known of a job on its arrival, and ``pipelines`` (``synergy``,
+``dealt``) gives them input pipelines. Rigid jobs ask for what the workload lists, with
+``tuned=TYPE`` for what is good on GPUs of that type (``tuned_jobs``); ``rigid=1`` is the
+workload of schedulers that choose neither GPUs nor batch.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from slurm_synergy.simulator.traces import Trace, TraceJob
 __all__ = ["OPTIONS", "SiaJob", "read_sia", "read_workload"]
 
 _RIGID_OPTIONS = ("gpu_type", "per_node")
-_ELASTIC_OPTIONS = ("rigid", "scale", "profiling", "pipelines")
+_ELASTIC_OPTIONS = ("rigid", "scale", "profiling", "pipelines", "tuned")
 OPTIONS = ("profiles", "elastic", *_RIGID_OPTIONS, *_ELASTIC_OPTIONS)
 """What can be said of a workload after its name."""
 

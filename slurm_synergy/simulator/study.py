@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -98,6 +99,7 @@ def run_study(study: Study) -> StudyResult:
         costs=study.costs,
         event_delay_s=study.event_delay_s,
         measured=study.measured,
+        quantum_s=getattr(study.policy, "quantum_s", math.inf),
         stopwatch=study.stopwatch,
     )
     played = (play if study.semantics is Semantics.EXACT else play_rounds)(outline)

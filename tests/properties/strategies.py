@@ -17,7 +17,10 @@ from slurm_synergy.core.model import (
 )
 from slurm_synergy.core.resources import Resources
 
-__all__ = ["jobs", "nodes", "profiles", "snapshots", "tables"]
+__all__ = ["RIVALS", "jobs", "nodes", "profiles", "snapshots", "tables"]
+
+RIVALS = {"gavel", "pollux", "shockwave", "themis"}
+"""Policies to compare with: they choose GPUs alone, so they are tested with one mechanism."""
 
 
 @st.composite

@@ -17,11 +17,13 @@ from click.testing import CliRunner
 
 from slurm_synergy.cli.main import cli
 from slurm_synergy.cluster import Start
+from slurm_synergy.core.decide import Policy
 from slurm_synergy.core.model import Elasticity, Node, Placement, Profile
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.scaling import BatchSize
 from slurm_synergy.errors import ConfigError
 from slurm_synergy.mechanisms import MECHANISMS
+from slurm_synergy.policies.pollux import POLLUX
 from slurm_synergy.policies.sia import SIA
 from slurm_synergy.simulator.cluster import SimulatedCluster
 from slurm_synergy.simulator.engine import Outline, Played, play
@@ -29,7 +31,7 @@ from slurm_synergy.simulator.learning import Learning, Profiling
 from slurm_synergy.simulator.measured import read_application
 from slurm_synergy.simulator.metrics import job_results
 from slurm_synergy.simulator.pace import Pace
-from slurm_synergy.simulator.pipelines import pipeline_of
+from slurm_synergy.simulator.pipelines import dealt_cores, pipeline_of
 from slurm_synergy.simulator.pool import make_nodes
 from slurm_synergy.simulator.sia_jobs import ElasticWorkload
 from slurm_synergy.simulator.sia_models import MICRO_BATCHES, SIA_MODELS
@@ -45,6 +47,9 @@ needs_data = pytest.mark.skipif(
 )
 
 EPOCHS = 5
+GOLDEN_POLLUX = [(1, 328, 2), (2, 479, 4), (3, 344, 2)]
+"""Of each job of that run: its id, seconds until it was done, and restarts."""
+
 EPOCH_STEPS = 600.0
 SPEEDS = {"aws": 1.0, "rtx": 2.0}
 BATCHES = (32, 64, 128, 256, 512, 1024)
@@ -135,6 +140,7 @@ def plays(profiles: Path, tmp_path: Path) -> Plays:
         *times_s: float,
         nodes: tuple[Node, ...] | None = None,
         mechanism: str = "tune",
+        policy: Policy = SIA,
         **more: object,
     ) -> Played:
         path = tmp_path / "workload.csv"
@@ -151,7 +157,7 @@ def plays(profiles: Path, tmp_path: Path) -> Plays:
             Outline(
                 nodes=found,
                 jobs=workload.on(found, range(1, len(times_s) + 1)),
-                policy=SIA,
+                policy=policy,
                 mechanism=MECHANISMS[mechanism],
                 round_s=60.0,
                 event_delay_s=1.0,
@@ -214,6 +220,30 @@ def test_a_pipeline_bounds_the_speed(training: Training) -> None:
     assert ratios == pytest.approx([step / alone / 12.0] * EPOCHS)
 
 
+def test_needs_of_cores_are_dealt_out_as_in_synergy_s_evaluation(training: Training) -> None:
+    needs = dealt_cores(100)
+    assert sum(one == 1.0 for one in needs) == 70  # language
+    assert sum(one in (12.0, 9.0, 6.0, 4.0, 3.0) for one in needs) == 30  # image and speech
+    few, many = pipeline_of(training, 1.0), pipeline_of(training, 12.0)
+    assert few is not None
+    assert many is not None
+    assert few.preprocess[0][1] == pytest.approx(12 * many.preprocess[0][1])
+
+
+def test_jobs_of_one_application_may_need_different_cores(profiles: Path, tmp_path: Path) -> None:
+    path = tmp_path / "workload.csv"
+    rows = [f"job-{at},0,cifar10,3,384" for at in range(10)]
+    path.write_text("name,time,application,num_replicas,batch_size\n" + "\n".join(rows) + "\n")
+    trace = read_trace(f"sia:{path},profiles={profiles},elastic=full,pipelines=dealt")
+    assert trace.elastic is not None
+    jobs = trace.elastic.on(pool(aws=1, rtx=1), range(1, 11))
+    assert [one.truth.pipeline for one in jobs] == [
+        pipeline_of(jobs[0].training, cores)  # type: ignore[arg-type]
+        for cores in dealt_cores(10)
+    ]
+    assert len({one.belief.key for one in jobs}) == len(set(dealt_cores(10)))
+
+
 def test_the_time_of_a_job_is_its_restarts_and_its_work(plays: Plays) -> None:
     played = plays(0.0, nodes=pool(aws=1), rigid=1.0)
     (one,) = played.world.finished
@@ -246,6 +276,17 @@ def test_an_elastic_job_starts_small_and_at_most_doubles(
     assert result.gpu_s == pytest.approx(one.gpu_s)
     assert result.run_s <= result.jct_s
     assert result.gpu_s > 2 * result.run_s
+
+
+def test_a_golden_run_of_pollux(plays: Plays) -> None:
+    """Three jobs; a run has a memory of its own, so the same again ends alike."""
+    quick = replace(POLLUX, patience=5)
+    runs = [plays(0.0, 30.0, 200.0, policy=quick, mechanism="proportional") for _ in "ab"]
+    found = [
+        [(one.job_id, round(one.jct_s), one.restarts) for one in job_results(run, ())]
+        for run in runs
+    ]
+    assert found[0] == found[1] == GOLDEN_POLLUX
 
 
 def test_an_oracle_lets_a_job_begin_large(plays: Plays, starts: list[Placement]) -> None:

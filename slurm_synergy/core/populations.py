@@ -1,0 +1,51 @@
+"""What a search for shares begins with in the next round: the population that the last one left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Memory", "Past"]
+
+States = NDArray[np.int16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """A population with the jobs of its rows and the nodes of its columns."""
+
+    job_ids: tuple[int, ...]
+    columns: tuple[str, ...]
+    population: States
+
+    def rows_of(self, job_ids: Sequence[int], columns: tuple[str, ...]) -> States | None:
+        """The population for other jobs: new ones have nothing; None for other nodes."""
+        if columns != self.columns:
+            return None
+        at = {job_id: row for row, job_id in enumerate(self.job_ids)}
+        members = self.population.shape[2]
+        found = np.zeros((len(job_ids), len(columns), members), dtype=np.int16)
+        here = [row for row, job_id in enumerate(job_ids) if job_id in at]
+        found[here] = self.population[[at[job_ids[row]] for row in here]]
+        return found
+
+
+@dataclass(slots=True)
+class Memory:
+    """The last population, of one run; the next search begins with it.
+
+    A round that is decided twice begins where it began the first time.
+    """
+
+    number: int = -1
+    begun: Past | None = None
+    ended: Past | None = None
+
+    def before(self, number: int) -> Past | None:
+        """What the search of the round with that number begins with."""
+        if number != self.number:
+            self.number, self.begun = number, self.ended
+        return self.begun

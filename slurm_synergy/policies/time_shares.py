@@ -1,0 +1,308 @@
+"""What Gavel and its relatives have in common: shares of time, made real round by round.
+
+A policy says for each job which part of the time it should have on each GPU type. What is granted
+is kept for a quantum of time; when it ends all jobs compete anew, the one first that is furthest
+behind its share (algorithms D.2). GPUs and batch size of every job are as its user asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slurm_synergy.core.elastic import as_granted, configuration_of
+from slurm_synergy.core.model import (
+    Configuration,
+    Decision,
+    Elasticity,
+    Grant,
+    JobPhase,
+    JobStatus,
+    Reason,
+    ReasonCode,
+    Snapshot,
+)
+from slurm_synergy.core.packing import Packer, Request, Requests
+from slurm_synergy.core.rounds_of_time import Turn, is_renewal, turns
+from slurm_synergy.core.snapshot import held, is_pinned
+from slurm_synergy.core.type_rates import TypeRates, type_rates
+
+__all__ = ["Demand", "Shares", "SharesOf", "choose_by_shares", "reported"]
+
+Floats = NDArray[np.float64]
+
+# Jobs that were stopped at the end of a quantum need a moment to give their GPUs to others.
+_SETTLING_S = 60.0
+_DRAINED = Reason(code=ReasonCode.DRAINED, text="the controller drains: nothing is started")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """Who competes for what: J jobs, T GPU types.
+
+    ``gpus`` ``(J,)`` is what each job takes, ``capacity`` ``(T,)`` the GPUs that those have to
+    share whom no other job can keep from them.
+    """
+
+    snapshot: Snapshot
+    jobs: tuple[JobStatus, ...]
+    rates: TypeRates
+    gpus: Floats
+    capacity: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """Parts of the time ``(J, T)``, and the report of how they were found.
+
+    ``order`` is that in which pairs of a job and a type are served, for a policy that says so
+    itself; None: as their parts and what they have received say.
+    """
+
+    parts: Floats
+    report: Mapping[str, object]
+    order: tuple[Turn, ...] | None = None
+
+
+SharesOf = Callable[[Demand], Shares]
+"""A policy's rule."""
+
+
+_Policy = TypeVar("_Policy")
+
+
+def reported(policy: _Policy, report: Mapping[str, object]) -> _Policy:
+    """A frozen policy with the ``parameters`` that a plan's solver report names."""
+    said = report.get("parameters")
+    if not isinstance(said, Mapping):
+        return policy
+    own: Any = policy
+    changes = {
+        name: type(getattr(own, name))(said[name]) for name in own.parameters if name in said
+    }
+    return cast(_Policy, replace(own, **changes))
+
+
+def choose_by_shares(
+    snapshot: Snapshot,
+    shares_of: SharesOf,
+    *,
+    quantum_s: float,
+    fills: bool,
+    parameters: Mapping[str, float],
+) -> Decision:
+    """Grants for this round; ``parameters`` are the policy's settings, for the report.
+
+    ``fills`` tells whether GPUs that become free within a quantum are given to waiting jobs;
+    otherwise those that are not taken in its first minute stay idle until it ends.
+    """
+    found = _Round(snapshot, quantum_s, fills=fills).decision(shares_of)
+    return replace(found, solver={**found.solver, "parameters": parameters})
+
+
+class _Round:
+    """One round: who keeps what, and who competes."""
+
+    def __init__(self, snapshot: Snapshot, quantum_s: float, *, fills: bool) -> None:
+        self._snapshot, self._quantum_s, self._fills = snapshot, quantum_s, fills
+        self._requests = Requests.of_snapshot(snapshot)
+        renews = is_renewal(snapshot.now_s, snapshot.previous_s, quantum_s)
+        self._starts = renews or fills or snapshot.now_s % quantum_s < _SETTLING_S
+        self._waiting: dict[int, Reason] = {}
+        self._kept: list[JobStatus] = []
+        pinned: list[JobStatus] = []
+        competing: list[JobStatus] = []
+        for status in snapshot.jobs:
+            if held(status) is not None:
+                fixed = snapshot.draining or is_pinned(status, snapshot)
+                (pinned if fixed else competing).append(status)
+                if fixed or not renews:
+                    self._kept.append(status)
+            elif status.blocked is not None:
+                self._waiting[status.job.job_id] = status.blocked
+            elif snapshot.draining:
+                self._waiting[status.job.job_id] = _DRAINED
+            else:
+                competing.append(status)
+        self._pinned, self._competing = pinned, competing
+
+    def decision(self, shares_of: SharesOf) -> Decision:
+        """The policy's word."""
+        kept = [self._request(status, _as_held(status)) for status in self._kept]
+        keeps = {status.job.job_id for status in self._kept}
+        open_ = [one for one in self._competing if one.job.job_id not in keeps]
+        holding = [self._requests.of(one) for one in open_ if held(one) is not None]
+        packer = self._requests.packer([*kept, *holding])
+        granted = {
+            request.job_id: (status, _as_held(status))
+            for status, request in zip(self._kept, kept, strict=True)
+            if packer.add(request)
+        }
+        report: Mapping[str, object] = {}
+        if open_ and self._starts and any(_could_start(packer, one) for one in open_):
+            demand = self._demand()
+            shares = shares_of(demand)
+            report = shares.report
+            self._walk(packer, demand, shares, granted)
+        self._explain(packer, granted)
+        order = sorted(granted.values(), key=lambda pair: _arrival(pair[0]))
+        return Decision(
+            grants=tuple(
+                Grant(job_id=status.job.job_id, configuration=one) for status, one in order
+            ),
+            waiting=self._waiting,
+            packing={job_id: packer.layouts[job_id] for job_id in granted},
+            solver=report,
+        )
+
+    def _demand(self) -> Demand:
+        snapshot, jobs = self._snapshot, tuple(self._competing)
+        rates = type_rates(snapshot, jobs)
+        number = {kind: at for at, kind in enumerate(rates.gpu_types)}
+        capacity = np.zeros(len(number))
+        for node in snapshot.nodes:
+            capacity[number[node.gpu_type]] += node.capacity.gpus
+        usable = snapshot.usable
+        for status in self._pinned:
+            now = held(status)
+            for name, share in now.shares if now is not None else ():
+                if name in usable:
+                    capacity[number[snapshot.node(name).gpu_type]] -= share.gpus
+        return Demand(
+            snapshot=snapshot,
+            jobs=jobs,
+            rates=rates,
+            gpus=np.array([status.job.gpus for status in jobs], dtype=float),
+            capacity=np.maximum(capacity, 0.0),
+        )
+
+    def _walk(
+        self,
+        packer: Packer,
+        demand: Demand,
+        shares: Shares,
+        granted: dict[int, tuple[JobStatus, Configuration]],
+    ) -> None:
+        """Serve the most urgent pairs first, each job once."""
+        kinds, jobs = demand.rates.gpu_types, demand.jobs
+        order = shares.order
+        if order is None:
+            order = turns(
+                shares.parts,
+                _received_s(jobs, kinds, self._quantum_s / 2),
+                demand.rates.rates,
+                [_arrival(status) for status in jobs],
+            )
+        free = {kind: packer.free_gpus((kind,)) for kind in kinds}
+        for row, at in order:
+            status, kind = jobs[row], kinds[at]
+            job_id, gpus = status.job.job_id, status.job.gpus
+            if job_id in granted or free[kind] < gpus:
+                continue
+            configuration = Configuration(gpus=gpus, nodes=status.job.nodes, gpu_type=kind)
+            if packer.add(self._request(status, configuration)):
+                granted[job_id] = (status, configuration)
+                free[kind] = packer.free_gpus((kind,))
+
+    def _request(self, status: JobStatus, configuration: Configuration) -> Request:
+        there = as_granted(self._snapshot, status, configuration)
+        return self._requests.of(there, configuration)
+
+    # words -----------------------------------------------------------------------------------
+
+    def _explain(
+        self, packer: Packer, granted: Mapping[int, tuple[JobStatus, Configuration]]
+    ) -> None:
+        words = _Words(self._snapshot, packer, self._quantum_s, starts=self._starts)
+        for status in (*self._kept, *self._competing):
+            job_id = status.job.job_id
+            if job_id in granted or job_id in self._waiting:
+                continue
+            reason = words.of(status)
+            if status.phase is JobPhase.RUNNING:
+                reason = Reason(code=ReasonCode.PREEMPTED, text=f"preempted: {reason.text}")
+            self._waiting[job_id] = reason
+
+
+class _Words:
+    """Why jobs wait, one value for each case."""
+
+    def __init__(
+        self, snapshot: Snapshot, packer: Packer, quantum_s: float, *, starts: bool
+    ) -> None:
+        self._packer, self._quantum_s, self._starts = packer, quantum_s, starts
+        whole = Requests.of_snapshot(snapshot)
+        self._requests = whole
+        self._known: dict[object, Reason] = {}
+
+    def of(self, status: JobStatus) -> Reason:
+        """The reason of a job that got nothing."""
+        job = status.job
+        free = self._packer.free_gpus(job.gpu_types)
+        reach = self._requests.of(status).reach
+        case = (job.gpus, job.nodes, job.gpu_types, free, reach < job.gpus)
+        if case not in self._known:
+            self._known[case] = self._made(status, free, reach)
+        return self._known[case]
+
+    def _made(self, status: JobStatus, free: int, reach: int) -> Reason:
+        job = status.job
+        kinds = " or ".join(job.gpu_types) if job.gpu_types else "any type"
+        if reach < job.gpus:
+            return Reason(
+                code=ReasonCode.NEVER_FITS,
+                text=f"{job.gpus} GPUs ({kinds}) on {job.nodes or 'any number of'} nodes do not "
+                "fit into the nodes of the pool that are up, even when they are empty",
+            )
+        if free < job.gpus:
+            return Reason(
+                code=ReasonCode.NO_GPUS,
+                text=f"needs {job.gpus} GPUs ({kinds}); jobs that are further behind their share "
+                f"leave {free}",
+            )
+        if not self._starts:
+            return Reason(
+                code=ReasonCode.NO_GPUS,
+                text=f"waits for the end of the quantum of {self._quantum_s:g} s",
+            )
+        return Reason(
+            code=ReasonCode.FRAGMENTED,
+            text=f"{free} GPUs are free, but not {job.gpus} in the shape it asks for, with the "
+            "memory and cores that it needs at least",
+        )
+
+
+def _could_start(packer: Packer, status: JobStatus) -> bool:
+    return packer.free_gpus(status.job.gpu_types) >= status.job.gpus
+
+
+def _arrival(status: JobStatus) -> tuple[float, int]:
+    return status.job.submitted_s, status.job.job_id
+
+
+def _as_held(status: JobStatus) -> Configuration:
+    """The configuration that a job keeps."""
+    now, job = held(status), status.job
+    if now is None:
+        return job.configuration
+    if job.elasticity is Elasticity.RIGID:
+        return Configuration(gpus=job.gpus, nodes=job.nodes, gpu_type=now.gpu_type)
+    return configuration_of(now) or job.configuration
+
+
+def _received_s(jobs: Sequence[JobStatus], kinds: Sequence[str], first_s: float) -> Floats:
+    """Seconds that each job has had on each type, ``first_s`` more than it really had.
+
+    Without that a job that is new on a type would come before all others, whatever its share.
+    """
+    found = np.full((len(jobs), len(kinds)), first_s)
+    for row, status in enumerate(jobs):
+        # Where only the sum is known it counts for every type.
+        sum_s = 0.0 if status.held_s else status.attained_service_gpu_s / status.job.gpus
+        for at, kind in enumerate(kinds):
+            found[row, at] += status.held_s.get(kind, 0.0) + sum_s
+    return found

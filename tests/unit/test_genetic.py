@@ -1,0 +1,257 @@
+"""The genetic search: what members are worth, how they are repaired, and what it finds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from slurm_synergy.core.genetic import (
+    Problem,
+    fitness,
+    mutate,
+    realloc_factor,
+    repair,
+    search,
+)
+from slurm_synergy.core.populations import Memory, Past
+
+
+def problem(jobs: int = 2, nodes: int = 2, gpus: int = 4, **more: Any) -> Problem:
+    """Jobs that scale perfectly on a node and half as well over several, from nothing."""
+    sizes = np.arange(nodes * gpus + 1, dtype=float)
+    rates = np.stack([sizes, sizes / 2])
+    made: dict[str, Any] = {
+        "speedups": np.stack([rates] * jobs),
+        "outputs": np.stack([rates] * jobs),
+        "discounts": np.ones(jobs),
+        "current": np.zeros((jobs, nodes), dtype=np.int64),
+        "least": np.ones(jobs, dtype=np.int64),
+        "most": np.full(jobs, 64, dtype=np.int64),
+        "allowed": np.ones((jobs, nodes), dtype=bool),
+        "even": np.zeros(jobs, dtype=bool),
+        "capacity": np.full(nodes, gpus, dtype=np.int64),
+        "hosts": np.arange(nodes),
+    }
+    return Problem(**{**made, **more})
+
+
+def members(*rows: list[list[int]]) -> NDArray[np.int16]:
+    """Members as they are written down, jobs by nodes, as one population."""
+    return np.stack([np.array(one, dtype=np.int16) for one in rows], axis=2)
+
+
+def repaired(given: Problem, rows: list[list[int]], seed: int = 1) -> list[list[int]]:
+    found: list[list[int]] = repair(given, members(rows), np.random.default_rng(seed))[
+        :, :, 0
+    ].tolist()
+    return found
+
+
+# worth ----------------------------------------------------------------------------------------
+
+
+def test_the_realloc_factor_is_what_is_left_of_a_jobs_time_after_one_more_restart() -> None:
+    ages_s, restarts = np.array([600.0, 600.0, 0.0, 50.0]), np.array([2.0, 0.0, 0.0, 4.0])
+    found = realloc_factor(ages_s, restarts, 100.0)
+    # (600 - 200) / 700, 600 / 700, new, and more spent on restarts than it is old.
+    assert found == pytest.approx([0.5714, 0.8571, 0.0, 0.0], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("power", "expected"),
+    [
+        (-1.0, 2 / (1 / 2.001 + 1 / 4.001)),
+        (1.0, 3.001),
+        (-2.0, ((2.001**-2 + 4.001**-2) / 2) ** -0.5),
+    ],
+)
+def test_fitness_is_the_power_mean_of_the_speedups(power: float, expected: float) -> None:
+    given = problem(power=power)
+    fit, use = fitness(given, members([[2, 0], [0, 4]]))
+    assert fit == pytest.approx([expected])
+    assert use == pytest.approx([6 / 8])
+
+
+def test_gpus_of_several_nodes_count_as_such() -> None:
+    """Jobs over two nodes are half as fast here: 4 GPUs are worth 2."""
+    fit, _ = fitness(problem(power=1.0), members([[2, 2], [0, 0]], [[4, 0], [0, 0]]))
+    assert fit == pytest.approx([1.001, 2.001])
+
+
+def test_only_what_differs_from_the_current_allocation_is_discounted() -> None:
+    now = np.array([[2, 0], [0, 2]])
+    given = problem(power=1.0, current=now, discounts=np.array([0.5, 0.25]))
+    fit, _ = fitness(given, members([[2, 0], [0, 2]], [[3, 0], [0, 2]], [[0, 2], [2, 0]]))
+    assert fit == pytest.approx([2.001, (1.5 + 2) / 2 + 1e-3, (1 + 0.5) / 2 + 1e-3])
+
+
+def test_gpus_of_another_part_of_the_same_host_are_no_other_allocation() -> None:
+    now = np.array([[2, 0], [0, 2]])
+    given = problem(power=1.0, current=now, discounts=np.zeros(2), hosts=np.array([0, 0]))
+    fit, _ = fitness(given, members([[0, 2], [2, 0]]))
+    assert fit == pytest.approx([2.001])
+
+
+def test_a_job_without_gpus_costs_more_than_any_speed_gains() -> None:
+    fit, _ = fitness(problem(), members([[1, 0], [1, 0]], [[4, 4], [0, 0]]))
+    assert fit[0] > 100 * fit[1]
+
+
+# repair ---------------------------------------------------------------------------------------
+
+
+def test_nothing_stays_where_a_job_must_not_be() -> None:
+    given = problem(allowed=np.array([[True, False], [True, True]]))
+    assert repaired(given, [[1, 2], [1, 1]]) == [[1, 0], [1, 1]]
+
+
+def test_only_the_first_job_over_several_nodes_keeps_its_part_of_a_node() -> None:
+    given = problem(jobs=3)
+    rows = [[1, 1], [1, 2], [2, 0]]
+    assert repaired(given, rows) == [[1, 1], [0, 0], [2, 0]]
+    freely = problem(jobs=3, avoid_interference=False)
+    assert repaired(freely, rows) == rows
+
+
+def test_a_job_has_at_most_its_most_gpus_from_nodes_in_random_order() -> None:
+    given = problem(most=np.array([3, 64]))
+    found = [repaired(given, [[3, 3], [0, 1]], seed) for seed in range(20)]
+    assert {tuple(rows[0]) for rows in found} == {(3, 0), (0, 3)}
+    assert all(rows[1] == [0, 1] for rows in found)
+
+
+def test_a_job_is_on_at_most_so_many_nodes() -> None:
+    given = problem(jobs=1, nodes=3, most_nodes=2)
+    assert repaired(given, [[1, 2, 3]]) == [[1, 2, 0]]
+
+
+def test_earlier_jobs_keep_the_gpus_of_an_overfull_node() -> None:
+    given = problem(jobs=3)
+    assert repaired(given, [[3, 0], [3, 0], [1, 4]]) == [[3, 0], [1, 0], [0, 4]]
+
+
+def test_a_jobs_most_is_cut_before_a_nodes_gpus_are_shared_out() -> None:
+    """The other way round the second job would have nothing, and the first still too much."""
+    given = problem(most=np.array([2, 64]))
+    assert repaired(given, [[4, 0], [4, 0]]) == [[2, 0], [2, 0]]
+
+
+def test_an_even_job_has_as_many_gpus_on_each_host_as_gives_it_most() -> None:
+    given = problem(jobs=1, nodes=4, even=np.array([True]))
+    assert repaired(given, [[4, 3, 0, 0]]) == [[3, 3, 0, 0]]
+    assert repaired(given, [[1, 4, 1, 0]]) == [[0, 4, 0, 0]]
+    assert repaired(given, [[4, 4, 3, 0]]) == [[3, 3, 3, 0]]
+    assert repaired(given, [[2, 1, 0, 0]]) == [[2, 0, 0, 0]]  # as many on fewer
+    halves = problem(jobs=1, nodes=4, even=np.array([True]), hosts=np.array([0, 0, 1, 1]))
+    assert repaired(halves, [[4, 2, 4, 1]]) == [[4, 1, 4, 1]]
+    assert repaired(halves, [[1, 4, 0, 0]]) == [[1, 4, 0, 0]]
+
+
+def test_a_job_with_less_than_its_least_has_nothing() -> None:
+    given = problem(least=np.array([3, 1]))
+    assert repaired(given, [[1, 1], [0, 1]]) == [[0, 0], [0, 1]]
+
+
+def test_the_least_is_looked_at_last() -> None:
+    """What the second job loses to the first one leaves it below its least."""
+    given = problem(least=np.array([1, 3]))
+    assert repaired(given, [[2, 0], [3, 0]]) == [[2, 0], [0, 0]]
+
+
+def test_whatever_is_mutated_is_repaired_into_what_can_be_run() -> None:
+    rng = np.random.default_rng(3)
+    given = problem(
+        jobs=5,
+        nodes=4,
+        most=np.array([1, 2, 4, 8, 16]),
+        least=np.array([1, 2, 1, 3, 1]),
+        even=np.array([True, True, False, True, True]),
+        hosts=np.array([0, 0, 1, 1]),
+    )
+    states = np.zeros((5, 4, 60), dtype=np.int16)
+    for _ in range(30):
+        states = repair(given, mutate(given, states, rng), rng)
+        totals = states.sum(axis=1)
+        assert (states >= 0).all() and (states.sum(axis=0) <= 4).all()
+        assert (totals <= given.most[:, None]).all()
+        assert ((totals == 0) | (totals >= given.least[:, None])).all()
+        by_host = states[:, 0::2] + states[:, 1::2]
+        unlike = (by_host > 0).all(axis=1) & (by_host[:, 0] != by_host[:, 1])
+        assert not unlike[given.even].any()
+    assert totals.any()
+
+
+# the search -----------------------------------------------------------------------------------
+
+
+def test_the_search_finds_the_best_of_a_small_problem() -> None:
+    """Two nodes of 4 and two jobs that are slow over both: one node for each."""
+    found = search(problem(), np.random.default_rng(0), population=40, generations=60)
+    assert sorted(found.best.tolist()) == [[0, 4], [4, 0]]
+    assert found.fitness == pytest.approx(4.001) and found.before < 0.002
+
+
+def test_jobs_of_which_one_scales_badly_get_unequal_shares() -> None:
+    given = problem(nodes=1, gpus=8)
+    flat = np.minimum(given.speedups, 1.0)
+    speedups = np.stack([given.speedups[0], flat[1]])
+    found = search(
+        problem(nodes=1, gpus=8, speedups=speedups, outputs=speedups), np.random.default_rng(0)
+    )
+    assert found.best.sum(axis=1).tolist() == [7, 1]
+
+
+def test_the_same_seed_finds_the_same_and_another_one_searches_elsewhere() -> None:
+    given = problem(jobs=6, nodes=3)
+    runs = [
+        search(given, np.random.default_rng(seed), population=20, generations=3)
+        for seed in (5, 5, 6)
+    ]
+    assert runs[0].best.tolist() == runs[1].best.tolist()
+    assert (runs[0].population == runs[1].population).all()
+    assert runs[0].population.tolist() != runs[2].population.tolist()
+
+
+def test_what_is_as_good_as_anything_is_kept() -> None:
+    given = problem(current=np.array([[0, 4], [4, 0]]), discounts=np.full(2, 0.99))
+    found = search(given, np.random.default_rng(0))
+    assert found.best.tolist() == [[0, 4], [4, 0]]
+    assert found.fitness == found.before
+
+
+def test_a_search_begins_where_the_last_one_ended() -> None:
+    given = problem(jobs=8, nodes=4, power=1.0)
+    first = search(given, np.random.default_rng(0), generations=30)
+    blank = search(given, np.random.default_rng(1), generations=0)
+    warm = search(given, np.random.default_rng(1), generations=0, start=first.population)
+    assert blank.fitness < first.fitness
+    assert warm.fitness == pytest.approx(first.fitness)
+
+
+def test_a_search_without_luck_ends_early() -> None:
+    given = problem(current=np.array([[0, 4], [4, 0]]), discounts=np.full(2, 0.99))
+    assert search(given, np.random.default_rng(0), patience=7).generations == 7
+    assert search(given, np.random.default_rng(0), generations=5).generations == 5
+
+
+def test_a_population_is_handed_on_without_jobs_that_are_gone() -> None:
+    past = Past(job_ids=(3, 5, 9), columns=("a", "b"), population=members([[1, 0], [2, 0], [3, 0]]))
+    found = past.rows_of((9, 4, 3), ("a", "b"))
+    assert found is not None
+    assert found[:, :, 0].tolist() == [[3, 0], [0, 0], [1, 0]]
+    assert past.rows_of((9, 4, 3), ("a", "c")) is None
+
+
+def test_a_round_that_is_decided_twice_begins_where_it_did_the_first_time() -> None:
+    one, two = (Past(job_ids=(1,), columns=("a",), population=members([[at]])) for at in range(2))
+    memory = Memory()
+    assert memory.before(1) is None
+    memory.ended = one
+    assert memory.before(1) is None
+    assert memory.before(2) is one
+    memory.ended = two
+    assert memory.before(2) is one
+    assert memory.before(3) is two
