@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import random
+import re
 import signal
 import sys
 import tempfile
@@ -36,6 +37,7 @@ __all__ = ["Soak", "main"]
 # slurmctld that dies hard forgets what it was told in the last seconds (measured: up to 8 s).
 _SETTLED_S = 10.0
 _LONGEST_DRAIN_S = 600.0
+_SHOWN_LINES = 60
 
 
 @dataclass(slots=True)
@@ -160,6 +162,18 @@ class Soak:
 
     def _problem(self, job: Trainee, what: str) -> None:
         self.tally.problems.append(f"job {job.job_id} ({job.home.name}) {what}")
+        self._tell(job)
+
+    def _tell(self, job: Trainee) -> None:
+        """What there is to find out why: its record, its output, what the daemons said of it."""
+        self._say(f"job {job.job_id}: {self._records().get(job.job_id)}\n{job.output[-4000:]}")
+        named = re.compile(rf"\b{job.job_id}\b")
+        places = sorted((self._site.cluster.state_dir / "log").glob("*.log"))
+        for place in (*places, self._site.daemon.log_path):
+            text = place.read_text(encoding="utf-8", errors="replace")
+            lines = [line for line in text.splitlines() if named.search(line)]
+            if lines:
+                self._say("\n  ".join((f"{place.name}:", *lines[-_SHOWN_LINES:])))
 
     # -- faults ------------------------------------------------------------------------------------
 
