@@ -273,7 +273,7 @@ def test_a_controller_that_was_killed_while_acting_gives_back_when_it_comes_back
     watched.set_lua_mode("observe")
     daemon.configure(**watched.settings("observe"))
     daemon.start()
-    watched.said("2 waiting jobs released, 1 running jobs kept, reservation synergy-test deleted")
+    watched.said("2 waiting jobs released, 1 running job kept, reservation synergy-test deleted")
     assert slurm.job(running).running
     assert all(slurm.job(one).priority > 0 for one in jobs)
     count = len(watched.writes())

@@ -45,7 +45,13 @@ class World:
             self.ledger, self.clock, lease_s=60.0, node_of=lambda name: self.cluster.node(name)
         )
         self.cluster = SlurmCluster(
-            self.slurm, self.settings, self.book, self.ledger, self.ledger, self.clock
+            self.slurm,
+            self.settings,
+            self.book,
+            self.ledger,
+            self.ledger,
+            self.clock,
+            helper_silent=self.book.helpers.silent,
         )
         self.cluster.prepare()
 

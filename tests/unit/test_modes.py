@@ -201,7 +201,7 @@ def test_held_jobs_that_nobody_will_start_are_pointed_out_once(
     world.slurm.submit()
     world.set_mode("observe")
     world.turn(3)
-    assert caplog.text.count("1 waiting jobs are held, and in this mode nobody starts them") == 1
+    assert caplog.text.count("1 waiting job is held, and in this mode nobody starts them") == 1
 
 
 def test_advice_is_written_when_it_changes_and_not_to_finished_jobs(world: World) -> None:
@@ -267,7 +267,7 @@ def test_leaving_act_waits_for_what_was_begun_and_then_gives_everything_back(
     assert (jobs[running].running, jobs[stopping].restarts) == (True, 1)
     assert world.slurm.reservations == {}
     assert world.book.job_ids() == ()
-    assert "mode observe: 2 waiting jobs released, 1 running jobs kept" in caplog.text
+    assert "mode observe: 2 waiting jobs released, 1 running job kept" in caplog.text
     calls = len(world.slurm.calls)
     world.turn(3)
     assert len(world.slurm.calls) == calls
