@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
@@ -38,8 +39,8 @@ class Rig:
         munge = tools / "munge"
         munge.write_text('#!/bin/sh\necho "MUNGE:$*"\n')
         munge.chmod(0o755)
-        self.local = tmp_path / "local"
-        self.local.mkdir()
+        # Short: sockets of a training's loader workers lie in it, and their paths are bounded.
+        self.local = Path(tempfile.mkdtemp(prefix="rig-"))
         kept = {
             k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SYNERGY", "OMP"))
         }
@@ -99,6 +100,7 @@ class Rig:
             process.communicate()
         for controller in self.controllers:
             controller.stop()
+        shutil.rmtree(self.local, ignore_errors=True)
 
 
 @pytest.fixture

@@ -236,7 +236,7 @@ def test_modes_change_back_and_forth_on_a_live_cluster_and_nothing_is_lost(
     assert slurm.job(waiting).priority == 0
     runs = {one: slurm.job(one) for one in (early, started, *shapes) if slurm.job(one).running}
     watched.set_mode("observe")
-    watched.said("waiting jobs released")
+    watched.said("1 waiting job released")
     for one, before in runs.items():
         now = slurm.job(one)
         assert (now.running, now.start_s, now.restarts) == (True, before.start_s, 0)
