@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from slurm_synergy.core.contest import Contest, arrival
 from slurm_synergy.core.elastic import as_granted, configuration_of
 from slurm_synergy.core.model import (
     Configuration,
@@ -28,7 +29,7 @@ from slurm_synergy.core.model import (
 )
 from slurm_synergy.core.packing import Packer, Request, Requests
 from slurm_synergy.core.rounds_of_time import Turn, is_renewal, turns
-from slurm_synergy.core.snapshot import held, is_pinned
+from slurm_synergy.core.snapshot import held
 from slurm_synergy.core.type_rates import TypeRates, type_rates
 
 __all__ = ["Demand", "Shares", "SharesOf", "choose_by_shares", "reported"]
@@ -37,7 +38,6 @@ Floats = NDArray[np.float64]
 
 # Jobs that were stopped at the end of a quantum need a moment to give their GPUs to others.
 _SETTLING_S = 60.0
-_DRAINED = Reason(code=ReasonCode.DRAINED, text="the controller drains: nothing is started")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,23 +112,13 @@ class _Round:
         self._requests = Requests.of_snapshot(snapshot)
         renews = is_renewal(snapshot.now_s, snapshot.previous_s, quantum_s)
         self._starts = renews or fills or snapshot.now_s % quantum_s < _SETTLING_S
-        self._waiting: dict[int, Reason] = {}
-        self._kept: list[JobStatus] = []
-        pinned: list[JobStatus] = []
-        competing: list[JobStatus] = []
-        for status in snapshot.jobs:
-            if held(status) is not None:
-                fixed = snapshot.draining or is_pinned(status, snapshot)
-                (pinned if fixed else competing).append(status)
-                if fixed or not renews:
-                    self._kept.append(status)
-            elif status.blocked is not None:
-                self._waiting[status.job.job_id] = status.blocked
-            elif snapshot.draining:
-                self._waiting[status.job.job_id] = _DRAINED
-            else:
-                competing.append(status)
-        self._pinned, self._competing = pinned, competing
+        contest = Contest.of(snapshot)
+        self._pinned, self._competing = contest.kept, contest.competing
+        self._waiting: dict[int, Reason] = dict(contest.waiting)
+        # Within a quantum everybody keeps what they hold.
+        self._kept = (
+            contest.kept if renews else [one for one in snapshot.jobs if held(one) is not None]
+        )
 
     def decision(self, shares_of: SharesOf) -> Decision:
         """The policy's word."""
@@ -149,7 +139,7 @@ class _Round:
             report = shares.report
             self._walk(packer, demand, shares, granted)
         self._explain(packer, granted)
-        order = sorted(granted.values(), key=lambda pair: _arrival(pair[0]))
+        order = sorted(granted.values(), key=lambda pair: arrival(pair[0]))
         return Decision(
             grants=tuple(
                 Grant(job_id=status.job.job_id, configuration=one) for status, one in order
@@ -195,7 +185,7 @@ class _Round:
                 shares.parts,
                 _received_s(jobs, kinds, self._quantum_s / 2),
                 demand.rates.rates,
-                [_arrival(status) for status in jobs],
+                [arrival(status) for status in jobs],
             )
         free = {kind: packer.free_gpus((kind,)) for kind in kinds}
         for row, at in order:
@@ -278,10 +268,6 @@ class _Words:
 
 def _could_start(packer: Packer, status: JobStatus) -> bool:
     return packer.free_gpus(status.job.gpu_types) >= status.job.gpus
-
-
-def _arrival(status: JobStatus) -> tuple[float, int]:
-    return status.job.submitted_s, status.job.job_id
 
 
 def _as_held(status: JobStatus) -> Configuration:
