@@ -259,10 +259,11 @@ def test_what_an_administrator_edits_is_put_right_at_the_start(
     job_id = slurm.submit("--gres=gpu:4", "--time=5")
     slurm.wait(job_id, lambda facts: facts.held is Hold.ADMIN)
     update = ["scontrol", "update", f"JobId={job_id}"]
+    # This one sets a priority, and so lets it go: on full nodes it is held again before it starts.
+    slurm.cluster.run([*update, "ReqNodeList=v100-1", "Nice=5"])
+    slurm.wait(job_id, lambda facts: facts.held is Hold.ADMIN)
     slurm.cluster.run([*update, "NumCPUs=3", "CPUsPerTask=3", "MinMemoryNode=77", "TimeLimit=9"])
     slurm.cluster.run([*update, "TresPerNode=gres:gpu:1", "ReqNodeList=a100-1"])
-    # This one sets a priority, and so lets it go: it is held again before it can start.
-    slurm.cluster.run([*update, "Nice=5"])
     go.touch()
     facts = slurm.running(job_id)
     (part,) = facts.allocation
