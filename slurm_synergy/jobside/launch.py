@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurm_synergy.errors import LeaseError
-from slurm_synergy.jobside import binding, environment, process
+from slurm_synergy.jobside import binding, environment, process, trouble
 from slurm_synergy.jobside.board import Board, LeaseView, Report
 from slurm_synergy.jobside.environment import ENDPOINT_FILE, LEASE_STOP_EXIT, Task
 from slurm_synergy.jobside.lease_client import Grant, LeaseClient, LeaseSource, Update
@@ -466,6 +466,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("usage: python -m slurm_synergy.jobside.launch -- command [arguments]\n")
         return _USAGE
     env = dict(os.environ)
+    if trouble.is_slurm_error(trouble.ERROR_EXIT, env):
+        del env[trouble.ERROR_EXIT_VARIABLE]  # synergy-srun's, not for an srun of the user's
     task = environment.task_from(env)
     try:
         folder = PrivateDir(env, task)

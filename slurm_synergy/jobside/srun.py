@@ -27,6 +27,11 @@ _MAX_RERUNS = 3
 _LOOK_AGAIN_S = 10.0
 # A slurmd that is restarted is back within these.
 _LAUNCH_PAUSES_S = (3.0, 10.0, 20.0, 40.0)
+_REFUSED_PAUSE_S = 3.0
+# Nodes report to a new slurmctld within these. An srun that comes before finds them busy, and asks
+# again after two minutes (seen with 22.05).
+_REPORT_PAUSE_S = 5.0
+_PLAIN_ERROR = 1  # srun's own
 _USAGE = 2
 
 HELP = """\
@@ -283,6 +288,7 @@ def _in_job(invocation: Invocation, env: dict[str, str]) -> int:
         del env[name]
     if "cpu-bind" in invocation.given or "SLURM_CPU_BIND" in env:
         env["SYNERGY_KEEP_BINDING"] = "1"  # its user's choice
+    env.setdefault(trouble.ERROR_EXIT_VARIABLE, str(trouble.ERROR_EXIT))
     argv = ["srun", *invocation.options, *added, *_launcher(), *invocation.command]
     if "--synergy-dry-run" in invocation.own:
         import shlex
@@ -319,7 +325,7 @@ def _input_rewinder() -> Callable[[], bool]:
 def _run_until_done(argv: Sequence[str], env: Mapping[str, str], rewind: Callable[[], bool]) -> int:
     wait_s = _requeue_wait_s(env)
     mask = process.block_signals()
-    reruns, pauses_s = 0, list(_LAUNCH_PAUSES_S)
+    reruns, pauses_s, refused = 0, list(_LAUNCH_PAUSES_S), False
     while True:
         try:
             code, terminated = _run_once(argv, env, mask)
@@ -333,6 +339,18 @@ def _run_until_done(argv: Sequence[str], env: Mapping[str, str], rewind: Callabl
             )
             _requeued_within(wait_s)
             return code
+        if trouble.is_slurm_error(code, env):
+            answers = trouble.answers(env)
+            # What is refused twice by a Slurm that answers is wrong, and stays so.
+            if (
+                terminated
+                or (refused and answers)
+                or not rewind()
+                or _requeued_meanwhile(env, answers)
+            ):
+                return _PLAIN_ERROR
+            refused |= answers
+            continue
         if trouble.is_launch_error(code) and not terminated:
             if not pauses_s or trouble.has_steps(env) or not rewind():
                 return code
@@ -352,14 +370,23 @@ def _run_until_done(argv: Sequence[str], env: Mapping[str, str], rewind: Callabl
         _say(f"stopped, but not requeued within {wait_s:g} s: continuing here from the checkpoint")
 
 
+def _requeued_meanwhile(env: Mapping[str, str], answers: bool) -> bool:
+    """Wait before srun is tried again; True when the job is requeued meanwhile."""
+    if answers:
+        _say(f"srun failed before the tasks began (see above); once more in {_REFUSED_PAUSE_S:g} s")
+        return _requeued_within(_REFUSED_PAUSE_S)
+    _say("Slurm does not answer, so srun cannot start the tasks: waiting for it")
+    while not trouble.answers(env):
+        if _requeued_within(_LOOK_AGAIN_S):
+            return True
+    return _requeued_within(_REPORT_PAUSE_S)
+
+
 def _obstacle(env: Mapping[str, str], rewind: Callable[[], bool]) -> str:
     """Why the command cannot run again in place now; empty when it can."""
     if not rewind():
         return "its input is a pipe, which cannot be read again"
-    try:
-        return "Slurm does not answer" if trouble.show_job(env) is None else ""
-    except OSError:
-        return ""  # no scontrol to ask: srun will tell
+    return "" if trouble.answers(env) else "Slurm does not answer"
 
 
 def _requeued_before(obstacle: Callable[[], str]) -> bool:

@@ -9,8 +9,20 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 
-__all__ = ["has_steps", "is_launch_error", "lacks_gpus", "show_job"]
+__all__ = [
+    "ERROR_EXIT",
+    "ERROR_EXIT_VARIABLE",
+    "answers",
+    "has_steps",
+    "is_launch_error",
+    "is_slurm_error",
+    "lacks_gpus",
+    "show_job",
+]
 
+# srun(1): the exit status of srun's own errors, which is 1 otherwise, as many programs' is.
+ERROR_EXIT_VARIABLE = "SLURM_EXIT_ERROR"
+ERROR_EXIT = 211
 _TIMEOUT_S = 60.0
 # "Application launch failed" ends srun with the low byte of Slurm's error number. These are of the
 # communication with a slurmd, which may be there again soon (seen: 1001, 1013, of one that had just
@@ -40,6 +52,22 @@ def lacks_gpus(env: Mapping[str, str]) -> bool:
 def is_launch_error(code: int) -> bool:
     """Whether srun's exit status says that it could not launch the tasks."""
     return code in _COMMUNICATION
+
+
+def is_slurm_error(code: int, env: Mapping[str, str]) -> bool:
+    """Whether srun failed before it had a step, as it does while slurmctld is down.
+
+    Not known, so False, where the user chose that exit status.
+    """
+    return code == ERROR_EXIT and env.get(ERROR_EXIT_VARIABLE) == str(ERROR_EXIT)
+
+
+def answers(env: Mapping[str, str]) -> bool:
+    """Whether Slurm tells of this job; True where there is no scontrol to ask."""
+    try:
+        return show_job(env) is not None
+    except OSError:
+        return True
 
 
 def has_steps(env: Mapping[str, str]) -> bool:

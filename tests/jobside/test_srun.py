@@ -326,6 +326,71 @@ def test_tasks_that_slurm_could_not_launch_are_launched_again(
     assert ("could not launch the tasks" in done.stderr) is (runs == 2)
 
 
+# What srun does while slurmctld is away: an exit status of its own, before there is a step.
+REFUSED_SRUN = """echo run >> runs
+[ -e slurmctld-is-down ] || [ -e wrong ] && exit ${SLURM_EXIT_ERROR:-1}
+exit 0
+"""
+
+
+@pytest.fixture
+def refused(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts the wrapper with an srun that cannot reach slurmctld, or dislikes its options."""
+    for name, text in (("srun", REFUSED_SRUN), ("scontrol", "[ ! -e slurmctld-is-down ]")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    started: list[subprocess.Popen[str]] = []
+
+    def start(**env: str) -> subprocess.Popen[str]:
+        fixed = {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "SLURM_JOB_ID": "7",
+            "SYNERGY_PYTHON": sys.executable,
+        }
+        started.append(
+            subprocess.Popen(
+                [str(ROOT / "wrapper" / "synergy-srun"), "true"],
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**fixed, **env},
+                cwd=tmp_path,
+            )
+        )
+        return started[-1]
+
+    yield start
+    for wrapper in started:
+        wrapper.kill()
+        wrapper.communicate()
+
+
+def test_a_step_that_slurmctld_is_not_there_to_create_is_created_later(
+    refused: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "slurmctld-is-down").touch()
+    wrapper = refused()
+    assert _said(wrapper, "Slurm does not answer, so srun cannot start the tasks")
+    assert (wrapper.poll(), _runs(tmp_path)) == (None, 1)
+    (tmp_path / "slurmctld-is-down").unlink()
+    assert wrapper.wait(60) == 0
+    assert _runs(tmp_path) == 2
+
+
+@pytest.mark.parametrize(("env", "runs", "status"), [({}, 2, 1), ({"SLURM_EXIT_ERROR": "9"}, 1, 9)])
+def test_what_slurm_refuses_twice_is_an_error_and_a_status_of_the_users_stays_his(
+    refused: Callable[..., subprocess.Popen[str]],
+    tmp_path: Path,
+    env: dict[str, str],
+    runs: int,
+    status: int,
+) -> None:
+    (tmp_path / "wrong").touch()
+    wrapper = refused(**env)
+    assert wrapper.wait(60) == status
+    assert _runs(tmp_path) == runs
+
+
 def test_different_commands_of_a_script_have_checkpoints_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "srun").write_text('#!/bin/sh\necho "${SYNERGY_CHECKPOINT_DIR:-default}"\n')
     (tmp_path / "srun").chmod(0o755)

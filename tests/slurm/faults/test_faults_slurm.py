@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from fault_site import Site, Trainee, until
+from harness import ROOT
 
 from slurm_synergy.slurm.facts import Hold
 
@@ -105,6 +106,32 @@ def test_slurmctld_killed_just_after_a_start(site: Site) -> None:
     site.cluster.slurmctld_start()
     until(lambda: job.steps() > job_before + 5, "it trains:", job, timeout_s=90)
     site.complete(timeout_s=120)
+
+
+@pytest.mark.fault(
+    broken="slurmctld is away at the moment in which a job's script comes to its srun",
+    happens="`synergy-srun` waits until Slurm answers, and starts the tasks then; a plain srun "
+    "would end the script, and the job would be FAILED",
+    seen="job output: `Slurm does not answer, so srun cannot start the tasks: waiting for it`",
+    everywhere=False,
+)
+def test_slurmctld_away_when_the_tasks_should_start(site: Site) -> None:
+    site.start()
+    go = site.home / "go"
+    begins = f"until [ -e {go} ]; do sleep 0.2; done; {ROOT / 'wrapper' / 'synergy-srun'}"
+    job = site.train(wrapper=begins)
+    until(lambda: job.facts.running, "it runs:", job)
+    site.cluster.slurmctld_stop()
+    site.broken()
+    try:
+        go.touch()
+        until(lambda: "Slurm does not answer, so srun" in job.output, "it waits", job.home)
+    finally:
+        site.cluster.slurmctld_start()
+    job.training(timeout_s=90)
+    site.recovered()
+    site.complete()
+    assert job.starts == 1
 
 
 @pytest.mark.fault(
