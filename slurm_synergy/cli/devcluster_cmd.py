@@ -65,6 +65,12 @@ def devcluster() -> None:
     help="Add node real-1, whose cores are this machine's.",
 )
 @click.option(
+    "--accounting",
+    is_flag=True,
+    help="With slurmdbd and a database of its own: limits of accounts and QOS are enforced. Needs "
+    "slurmdbd and mariadb-server-core.",
+)
+@click.option(
     "--endpoint",
     metavar="HOST:PORT",
     help="Where the controller's leases.listen will be, e.g. 127.0.0.1:7737; jobs get it as "
@@ -77,6 +83,7 @@ def up(
     shapes: tuple[str, ...],
     shape_file: Path | None,
     real_node: bool,
+    accounting: bool,
     endpoint: str | None,
     quiet: bool,
 ) -> None:
@@ -90,6 +97,7 @@ def up(
         dir=state_dir or default_state_dir(),
         nodes=nodes,
         real_node=real_node,
+        accounting=accounting,
         site={"endpoint": _address(endpoint)} if endpoint is not None else None,
     )
     begun_s = time.monotonic()

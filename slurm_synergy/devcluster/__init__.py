@@ -1,5 +1,6 @@
 """The embedded Slurm: a whole cluster with pretended GPU nodes on one machine."""
 
+from slurm_synergy.devcluster.accounting import missing_accounting
 from slurm_synergy.devcluster.cluster import DevCluster, Status
 from slurm_synergy.devcluster.layout import default_state_dir
 from slurm_synergy.devcluster.programs import missing_programs, slurm_version
@@ -18,6 +19,7 @@ __all__ = [
     "Status",
     "default_state_dir",
     "load_shapes",
+    "missing_accounting",
     "missing_programs",
     "parse_shape",
     "real_shape",

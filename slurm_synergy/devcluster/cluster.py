@@ -24,7 +24,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from slurm_synergy.devcluster import conf, confinement, ports, processes
+from slurm_synergy.devcluster import conf, confinement, ports
+from slurm_synergy.devcluster.accounting import Accounting, need_accounting
 from slurm_synergy.devcluster.daemons import Daemons
 from slurm_synergy.devcluster.layout import LOCK, claim_dir, is_ours, make_tree, write_conf
 from slurm_synergy.devcluster.processes import ProcessId
@@ -38,6 +39,7 @@ from slurm_synergy.devcluster.programs import (
     tail,
 )
 from slurm_synergy.devcluster.shapes import DEFAULT_SHAPES, NodeShape, check_distinct, real_shape
+from slurm_synergy.devcluster.starting import Starting
 from slurm_synergy.errors import DevClusterError
 
 __all__ = ["DevCluster", "Status"]
@@ -45,10 +47,7 @@ __all__ = ["DevCluster", "Status"]
 _RECORD = "cluster.json"
 _RECORD_VERSION = 1
 _PORT_TRIES = 3
-# sinfo's words for a node whose slurmd has reported and can be used, or was drained by somebody.
-_READY = frozenset(
-    ("idle", "mixed", "allocated", "completing", "reserved", "drained", "draining", "planned")
-)
+_ASK_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +80,11 @@ class DevCluster:
 
     ``dir`` is the state directory (by default a fresh one in /tmp). ``nodes`` are the pretended
     nodes; ``real_node`` adds ``real-1``, whose cores are the machine's; ``constrain_cores`` puts
-    its jobs into cpusets (ConstrainCores=yes; needs task/cgroup, see ``status().notes``). ``site``
-    goes into synergy_site.lua, ``extra_conf`` at the end of slurm.conf. Methods raise
-    DevClusterError, with the tail of the daemon's log where there is one.
+    its jobs into cpusets (ConstrainCores=yes; needs task/cgroup, see ``status().notes``). With
+    ``accounting`` it has slurmdbd and enforces the limits of associations and QOS: users other than
+    the cluster's own need an association (``sacctmgr add user``). ``site`` goes into
+    synergy_site.lua, ``extra_conf`` at the end of slurm.conf. Methods raise DevClusterError, with
+    the tail of the daemon's log where there is one.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class DevCluster:
         nodes: Sequence[NodeShape] | None = None,
         real_node: bool = True,
         constrain_cores: bool = False,
+        accounting: bool = False,
         site: Mapping[str, object] | None = None,
         extra_conf: Sequence[str] = (),
     ) -> None:
@@ -102,7 +104,7 @@ class DevCluster:
         self._asked = None if nodes is None else tuple(nodes)
         self.shapes = DEFAULT_SHAPES if self._asked is None else self._asked
         self._real_node = real_node
-        self._constrain_cores = constrain_cores
+        self._constrain_cores, self._keeps_accounts = constrain_cores, accounting
         self.site = dict(site or {})
         self.extra_conf = tuple(extra_conf)
         self._record: dict[str, object] = {}
@@ -199,9 +201,7 @@ class DevCluster:
 
     def status(self) -> Status:
         """What runs now; asks slurmctld for the nodes' states."""
-        daemons = {
-            name: self._daemons.runs(name) for name in (self._expected() if self._record else ())
-        }
+        daemons = {name: self._daemons.runs(name) for name in self._expected()}
         nodes: dict[str, str] = {}
         if daemons.get("slurmctld"):
             done = self.run([need("sinfo"), "-h", "-N", "-o", "%N %T"], check=False)
@@ -225,6 +225,8 @@ class DevCluster:
         """
         for name in missing_programs():
             need(name)
+        if self._keeps_accounts:
+            need_accounting()
         claim_dir(self.state_dir, self.node_names)
         with self._locked():
             self._load()
@@ -234,6 +236,11 @@ class DevCluster:
             if self._asked is not None and self._asked != self._pretended():
                 raise DevClusterError(
                     f"{self.state_dir} has a cluster with other nodes; take it down first "
+                    "(synergyctl devcluster down)"
+                )
+            if self._keeps_accounts and not self._record.get("accounting"):
+                raise DevClusterError(
+                    f"{self.state_dir} has a cluster without accounting; take it down first "
                     "(synergyctl devcluster down)"
                 )
             if self.site and _as_json(self.site) != self._record.get("site", {}):
@@ -294,7 +301,7 @@ class DevCluster:
 
     def munged_start(self, *, timeout_s: float = 20.0) -> None:
         """Start munged again."""
-        self._start_munged(time.monotonic() + timeout_s)
+        self._starting().munged(time.monotonic() + timeout_s)
         self._save()
 
     def slurmctld_stop(self) -> None:
@@ -307,8 +314,9 @@ class DevCluster:
 
     def slurmctld_start(self, *, timeout_s: float = 30.0) -> None:
         """Start slurmctld again and wait until it answers."""
-        self._start_slurmctld()
-        self._await_slurmctld(time.monotonic() + timeout_s)
+        starting = self._starting()
+        starting.slurmctld()
+        starting.await_slurmctld(time.monotonic() + timeout_s)
         self._save()
 
     def slurmd_stop(self, node: str) -> None:
@@ -321,13 +329,13 @@ class DevCluster:
 
     def slurmd_start(self, node: str) -> None:
         """Start the slurmd of one node again."""
-        self._start_slurmd(node)
+        self._starting().slurmd(node)
         self._save()
 
     # -- internals -------------------------------------------------------------------------------
 
     def _expected(self) -> tuple[str, ...]:
-        return ("munged", "slurmctld", *(f"slurmd-{name}" for name in self.node_names))
+        return self._starting().names if self._record else ()
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -342,7 +350,8 @@ class DevCluster:
         check_distinct(self.shapes)
         make_tree(self.state_dir, self.node_names, max(shape.gpus for shape in self.shapes))
         task_plugin, note = self._choose_task_plugin()
-        first = ports.claim_block(self.state_dir, 1 + len(self.node_names), avoid=avoid)
+        count = 1 + len(self.node_names) + self._keeps_accounts
+        first = ports.claim_block(self.state_dir, count, avoid=avoid)
         facts = conf.ClusterFacts(
             name=f"synergy-{secrets.token_hex(4)}",
             state_dir=self.state_dir,
@@ -353,6 +362,7 @@ class DevCluster:
             slurm_version=slurm_version(),
             real_task_plugin=task_plugin,
             constrain_cores=self._constrain_cores,
+            accounting=self._keeps_accounts,
             extra=self.extra_conf,
         )
         write_conf(facts, self.site)
@@ -362,6 +372,7 @@ class DevCluster:
             "slurm": slurm_version_text(),
             "task_plugin": task_plugin,
             "constrain_cores": self._constrain_cores,
+            "accounting": self._keeps_accounts,
             "notes": [note] if note else [],
             "marker": f"SYNERGY_DEVCLUSTER_NAME={facts.name}",
             "shapes": [_shape_to_json(shape) for shape in self.shapes],
@@ -388,84 +399,28 @@ class DevCluster:
     def _real_nodes(self) -> tuple[str, ...]:
         return tuple(name for shape in self.shapes if shape.real for name in shape.names())
 
-    def _start_all(self, timeout_s: float) -> None:
-        deadline_s = time.monotonic() + timeout_s
-        if not self._daemons.runs("munged"):
-            self._start_munged(deadline_s)
-        if not self._daemons.runs("slurmctld"):
-            self._start_slurmctld()
-        for name in self.node_names:
-            if not self._daemons.runs(f"slurmd-{name}"):
-                self._start_slurmd(name)
-        self._save()
-        self._await_slurmctld(deadline_s)
-        self._await_nodes(deadline_s)
-
-    def _spawn(self, name: str, argv: Sequence[str]) -> None:
-        marker, _, value = str(self._record["marker"]).partition("=")
-        self._daemons.spawn(name, argv, {"SLURM_CONF": str(self.conf_path), marker: value})
-
-    def _start_munged(self, deadline_s: float) -> None:
-        place = self.state_dir / "munge"
-        self.munge_socket.unlink(missing_ok=True)
-        self._spawn(
-            "munged",
-            [
-                need("munged"),
-                "--foreground",
-                "--force",
-                "--num-threads=2",
-                f"--key-file={place}/munge.key",
-                f"--socket={self.munge_socket}",
-                f"--pid-file={self.state_dir}/run/munged.pid",
-                f"--log-file={self.state_dir}/log/munged.log",
-                f"--seed-file={place}/munged.seed",
-            ],
+    def _starting(self) -> Starting:
+        return Starting(
+            state_dir=self.state_dir,
+            daemons=self._daemons,
+            shapes=self.shapes,
+            marker=str(self._record["marker"]),
+            ask=lambda argv: self.run(argv, check=False, timeout_s=_ASK_S),
+            accounting=self._accounting(),
         )
-        self._daemons.await_ready("munged", self.munge_socket.exists, deadline_s)
 
-    def _start_slurmctld(self) -> None:
-        if not self._daemons.runs("slurmctld"):
-            self._spawn("slurmctld", [need("slurmctld"), "-D", "-f", str(self.conf_path)])
+    def _accounting(self) -> Accounting | None:
+        if not self._record.get("accounting"):
+            return None
+        return Accounting(state_dir=self.state_dir, cluster_name=str(self._record["name"]))
 
-    def _start_slurmd(self, node: str) -> None:
-        if self._daemons.runs(f"slurmd-{node}"):
-            return
-        if node not in self.node_names:
-            raise DevClusterError(f"no node {node}; there are {', '.join(self.node_names)}")
-        real = node in self._real_nodes()
-        chosen = self.conf_path if real else self.conf_path.with_name("slurm-fake.conf")
-        self._spawn(f"slurmd-{node}", [need("slurmd"), "-D", "-N", node, "-f", str(chosen)])
-
-    def _await_slurmctld(self, deadline_s: float) -> None:
-        def answers() -> bool:
-            done = self.run([need("scontrol"), "ping"], check=False, timeout_s=30)
-            return done.returncode == 0
-
-        self._daemons.await_ready("slurmctld", answers, deadline_s)
-
-    def _await_nodes(self, deadline_s: float) -> None:
-        waiting = set(self.node_names)
-
-        def ready() -> bool:
-            for name in waiting:
-                if not self._daemons.runs(f"slurmd-{name}"):
-                    raise DevClusterError(
-                        f"slurmd-{name} ended:\n{self._daemons.why(f'slurmd-{name}')}"
-                    )
-            done = self.run([need("sinfo"), "-h", "-N", "-o", "%N %T"], check=False)
-            for line in done.stdout.splitlines():
-                name, _, state = line.partition(" ")
-                if state in _READY:
-                    waiting.discard(name)
-            return not waiting
-
-        if not processes.wait_until(ready, max(0.0, deadline_s - time.monotonic()), pause_s=0.1):
-            name = min(waiting)
-            raise DevClusterError(
-                f"nodes not ready in time: {', '.join(sorted(waiting))}; slurmd-{name} says:\n"
-                f"{self._daemons.why(f'slurmd-{name}')}"
-            )
+    def _start_all(self, timeout_s: float) -> None:
+        deadline_s, starting = time.monotonic() + timeout_s, self._starting()
+        try:
+            starting.begin_all(deadline_s)
+        finally:
+            self._save()
+        starting.await_all(deadline_s)
 
     def _end_everything(self) -> tuple[int, ...]:
         if not self._record:

@@ -16,7 +16,8 @@ __all__ = ["ClusterFacts", "cgroup_conf", "gres_conf", "lua_value", "site_lua", 
 class ClusterFacts:
     """All that the generated files depend on.
 
-    ``first_port`` is slurmctld's, each node's slurmd has one of the ports after it, in node order.
+    ``first_port`` is slurmctld's, each node's slurmd has one of the ports after it, in node order,
+    and slurmdbd the one after those, if there is ``accounting``.
     ``slurm_version`` is (major, minor), for instance (22, 5).
     """
 
@@ -29,7 +30,13 @@ class ClusterFacts:
     slurm_version: tuple[int, int]
     real_task_plugin: str
     constrain_cores: bool = False
+    accounting: bool = False
     extra: tuple[str, ...] = ()
+
+    @property
+    def accounting_port(self) -> int:
+        """The port for slurmdbd."""
+        return self.first_port + 1 + sum(len(shape.names()) for shape in self.shapes)
 
 
 _STOCK = """\
@@ -50,7 +57,6 @@ JobRequeue=1
 JobFileAppend=1
 MpiDefault=none
 MailProg=/bin/true
-AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 JobSubmitPlugins=lua
 SlurmctldDebug=info
@@ -76,6 +82,21 @@ def _node_lines(facts: ClusterFacts) -> list[str]:
     return lines
 
 
+def _accounting_lines(facts: ClusterFacts) -> list[str]:
+    if not facts.accounting:
+        return ["AccountingStorageType=accounting_storage/none"]
+    types = sorted({shape.gpu_type for shape in facts.shapes if shape.gpus})
+    return [
+        "AccountingStorageType=accounting_storage/slurmdbd",
+        "AccountingStorageHost=127.0.0.1",
+        f"AccountingStoragePort={facts.accounting_port}",
+        # With munge this is no password: it is the socket of the munged to ask.
+        f"AccountingStoragePass={facts.state_dir}/munge/munge.socket",
+        "AccountingStorageEnforce=limits,qos",
+        f"AccountingStorageTRES={','.join(['gres/gpu', *(f'gres/gpu:{one}' for one in types)])}",
+    ]
+
+
 def slurm_conf(facts: ClusterFacts, *, task_plugin: str) -> str:
     """slurm.conf; ``task_plugin`` is the only line in which the slurmds' variants differ."""
     state = facts.state_dir
@@ -96,6 +117,7 @@ def slurm_conf(facts: ClusterFacts, *, task_plugin: str) -> str:
         f"SlurmdLogFile={state}/log/slurmd-%n.log",
         f"TaskPlugin={task_plugin}",
         *_STOCK.splitlines(),
+        *_accounting_lines(facts),
         *_node_lines(facts),
         # As many jobs share a node's cores as it has GPUs; GPUs and memory stay exclusive.
         f"PartitionName=synergy Nodes=ALL Default=NO State=UP OverSubscribe=FORCE:{sharing}",

@@ -6,13 +6,34 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from slurm_synergy.devcluster import processes
 from slurm_synergy.devcluster.processes import ProcessId
 from slurm_synergy.devcluster.programs import clean_environment, tail
 from slurm_synergy.errors import DevClusterError
 
-__all__ = ["Daemons"]
+__all__ = ["Answer", "Ask", "Daemons", "Spawn"]
+
+# Those that others need, in the order in which they are ended, after all others.
+_NEEDED = ("slurmdbd", "mariadbd", "munged")
+
+
+class Answer(Protocol):
+    """What a command answered."""
+
+    returncode: int
+    stdout: str
+
+
+Ask = Callable[[Sequence[str]], Answer]
+"""Runs a command against the cluster, for a limited time; its failure is an answer too."""
+
+
+class Spawn(Protocol):
+    """Starts a daemon of the cluster under a name, with more variables in its environment."""
+
+    def __call__(self, name: str, argv: Sequence[str], **env: str) -> None: ...
 
 
 class Daemons:
@@ -84,23 +105,23 @@ class Daemons:
     def end_all(self, cluster_name: str, marker: str) -> tuple[int, ...]:
         """End all daemons, step daemons and job processes; their pids.
 
-        First those that could start something, then all that they started, munged last.
-        Raises DevClusterError when something does not end.
+        First those that could start something, then all that they started, at last those that the
+        others need. Raises DevClusterError when something does not end.
         """
-        munged = self._known.get("munged")
+        needed = [self._known[name] for name in _NEEDED if name in self._known]
         daemons = [who for who in self._known.values() if processes.alive(who)]
         ended = {who.pid for who in daemons}
-        left = processes.end([who for who in daemons if who != munged], grace_s=5.0)
+        left = processes.end([who for who in daemons if who not in needed], grace_s=5.0)
         for _ in range(20):
             found = processes.job_processes(
-                cluster_name, marker, self._state_dir, keep=[munged.pid] if munged else []
+                cluster_name, marker, self._state_dir, keep=[who.pid for who in needed]
             )
             if not found:
                 break
             ended.update(who.pid for who in found)
             left = processes.end(found, grace_s=0.0)
-        if munged is not None:
-            left.extend(processes.end([munged], grace_s=2.0))
+        for who in needed:
+            left.extend(processes.end([who], grace_s=2.0))
         if left:
             raise DevClusterError(
                 f"processes that do not end: {', '.join(str(who.pid) for who in left)}"

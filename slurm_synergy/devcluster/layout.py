@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurm_synergy.devcluster import conf
+from slurm_synergy.devcluster.accounting import slurmdbd_conf
 from slurm_synergy.devcluster.programs import job_submit_source
 from slurm_synergy.errors import DevClusterError
 
@@ -66,7 +67,7 @@ def claim_dir(state_dir: Path, node_names: Sequence[str]) -> None:
 def make_tree(state_dir: Path, node_names: Sequence[str], gpus: int) -> None:
     """Folders, munge key and GPU files for a new cluster; an earlier one's logs stay."""
     # What an earlier cluster kept here belongs to another key and another cluster name.
-    for name in ("state", "spool", "munge"):
+    for name in ("state", "spool", "munge", "database"):
         shutil.rmtree(state_dir / name, ignore_errors=True)
     (state_dir / "state").mkdir(mode=0o700)
     for name in ("etc", "munge", "log", "run", "dev", "spool"):
@@ -96,4 +97,11 @@ def write_conf(facts: conf.ClusterFacts, site: Mapping[str, object]) -> None:
     }
     for name, text in texts.items():
         (etc / name).write_text(text, encoding="utf-8")
+    if facts.accounting:
+        path = etc / "slurmdbd.conf"
+        path.touch(mode=0o600)
+        path.write_text(
+            slurmdbd_conf(facts.state_dir, port=facts.accounting_port, user=facts.user),
+            encoding="utf-8",
+        )
     shutil.copyfile(job_submit_source(), etc / "job_submit.lua")

@@ -14,6 +14,7 @@ from slurm_synergy.errors import DevClusterError
 
 __all__ = [
     "clean_environment",
+    "find",
     "hardware",
     "job_submit_source",
     "missing_programs",
@@ -28,19 +29,20 @@ _PROGRAMS = ("munged", "slurmctld", "slurmd", "sinfo", "scontrol")
 _FOREIGN = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_")
 
 
-def _find(name: str) -> str | None:
+def find(name: str) -> str | None:
+    """The path of a program; None when it is not installed."""
     # Daemons live in sbin, which an ordinary user's PATH often lacks.
     return shutil.which(name) or shutil.which(name, path=_SBIN)
 
 
 def missing_programs() -> tuple[str, ...]:
     """The programs of Slurm and munge that this machine lacks."""
-    return tuple(name for name in _PROGRAMS if _find(name) is None)
+    return tuple(name for name in _PROGRAMS if find(name) is None)
 
 
 def need(name: str) -> str:
     """The path of a program. Raises DevClusterError when it is not installed."""
-    found = _find(name)
+    found = find(name)
     if found is None:
         raise DevClusterError(f"{name} is not installed; run scripts/install-slurm.sh")
     return found

@@ -12,7 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from slurm_synergy.devcluster import DEFAULT_SHAPES, NodeShape, load_shapes, parse_shape, ports
+from slurm_synergy.devcluster import (
+    DEFAULT_SHAPES,
+    DevCluster,
+    NodeShape,
+    accounting,
+    load_shapes,
+    missing_programs,
+    parse_shape,
+    ports,
+)
+from slurm_synergy.devcluster.accounting import slurmdbd_conf
 from slurm_synergy.devcluster.conf import (
     ClusterFacts,
     cgroup_conf,
@@ -36,6 +46,30 @@ FACTS = ClusterFacts(
     slurm_version=(22, 5),
     real_task_plugin="task/affinity",
 )
+
+
+def test_accounting_has_a_port_of_its_own_and_knows_gpus() -> None:
+    assert "accounting_storage/none" in slurm_conf(FACTS, task_plugin="task/none")
+    lines = slurm_conf(replace(FACTS, accounting=True), task_plugin="task/none").splitlines()
+    assert "AccountingStorageType=accounting_storage/slurmdbd" in lines
+    assert "AccountingStorageTRES=gres/gpu,gres/gpu:a100,gres/gpu:v100" in lines
+    # slurmctld and six slurmds have the ports before it.
+    assert "AccountingStoragePort=20007" in lines
+    assert not any("accounting_storage/none" in line for line in lines)
+    assert "DbdPort=20007\n" in slurmdbd_conf(FACTS.state_dir, port=20007, user="me")
+
+
+def test_accounting_without_its_programs_is_refused_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounting, "find", lambda name: None)
+    cluster = DevCluster(dir=tmp_path / "dc", accounting=True)
+    if not missing_programs():
+        with pytest.raises(DevClusterError, match=r"mariadbd, slurmdbd, sacctmgr; install MariaDB"):
+            cluster.up()
+    with pytest.raises(DevClusterError, match="not installed: mariadbd"):
+        accounting.need_accounting()
+    assert not (tmp_path / "dc").exists()
 
 
 def test_shapes_are_read_from_text_with_the_type_taken_from_the_name() -> None:
