@@ -71,7 +71,7 @@ def check(settings: Settings, file: str, environment: Mapping[str, str]) -> tupl
     from slurm_synergy.controller.auth import operator_uids
     from slurm_synergy.mechanisms import MECHANISMS
     from slurm_synergy.policies import POLICIES
-    from slurm_synergy.slurm.cluster import chosen_nodes
+    from slurm_synergy.slurm.terms import chosen_nodes
 
     _check_choice(file, "policy", settings.scheduling.policy, POLICIES)
     _check_choice(file, "mechanism", settings.scheduling.mechanism, MECHANISMS)

@@ -26,13 +26,16 @@ _LOG = logging.getLogger(__name__)
 READING_LIMIT = 8
 """Most reading calls of a turn without changes: queue 2, nodes 1, and room for single jobs."""
 
-_READS = frozenset({"queue", "jobs", "job", "nodes", "partition", "reservations", "config"})
+_READS = frozenset(
+    {"queue", "jobs", "job", "nodes", "partition", "reservations", "config", "accounting"}
+)
 _SHOWN = {
     "job": "jobs",
     "node": "nodes",
     "partition": "partition",
     "reservation": "reservations",
     "config": "config",
+    "assoc_mgr": "accounting",
 }
 
 

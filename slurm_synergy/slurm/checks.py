@@ -222,8 +222,10 @@ def _limits(evidence: Evidence, config: ConfigFacts) -> Iterator[Finding]:
         yield warn(
             "enforced_limits",
             f"AccountingStorageEnforce={','.join(sorted(enforced))}",
-            "limits on CPUs count all cores of a node for every managed job there",
-            "limit GPUs (gres/gpu) for this partition's users and leave room in cpu limits",
+            "Slurm does not hold managed jobs to limits on CPUs and memory, as an operator sets "
+            "these, but all cores of their nodes count against the other jobs of their account",
+            "limit GPUs (gres/gpu), jobs, nodes and time for this partition's users, and leave "
+            "room in cpu limits",
         )
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from slurm_synergy.core.wording import counted
 from slurm_synergy.errors import SlurmCommandError, SlurmParseError, SlurmTimeout
 from slurm_synergy.slurm import parse
+from slurm_synergy.slurm.accounting import AccountingFacts, parse_accounting
 from slurm_synergy.slurm.budget import CallMeter, MeteredRunner, RpcBudget
 from slurm_synergy.slurm.commands import CommandResult, CommandRunner
 from slurm_synergy.slurm.facts import (
@@ -37,7 +38,7 @@ from slurm_synergy.slurm.parse_jobs import (
     parse_jobs,
 )
 from slurm_synergy.slurm.sdiag import DiagFacts, parse_diag
-from slurm_synergy.slurm.words import a_word
+from slurm_synergy.slurm.words import a_word, is_word
 
 __all__ = ["CliReader"]
 
@@ -191,6 +192,12 @@ class CliReader:
     def read_reservations(self) -> tuple[ReservationFacts, ...]:
         """See ``SlurmClient``."""
         return parse.parse_reservations(self._run("scontrol", "-o", "show", "reservation").stdout)
+
+    def read_accounting(self, accounts: Iterable[str]) -> AccountingFacts:
+        """See ``SlurmClient``. Names that Slurm's accounts cannot have are passed over."""
+        names = sorted(name for name in set(accounts) if is_word(name))
+        about = ("flags=assoc,qos", f"accounts={','.join(names)}") if names else ("flags=qos",)
+        return parse_accounting(self._run("scontrol", "show", "assoc_mgr", *about).stdout, names)
 
     def read_config(self) -> ConfigFacts:
         """See ``SlurmClient``."""

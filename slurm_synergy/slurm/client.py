@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from slurm_synergy.errors import ClusterError
+from slurm_synergy.slurm.accounting import AccountingFacts
 from slurm_synergy.slurm.facts import (
     ConfigFacts,
     JobFacts,
@@ -41,6 +42,12 @@ class SlurmClient(Protocol):
 
     def read_partition(self, name: str) -> PartitionFacts:
         """One partition; ``kind == "not_found"`` when there is none of that name."""
+
+    def read_accounting(self, accounts: Iterable[str]) -> AccountingFacts:
+        """The limits of these accounts and of every QOS, and what is in use of them.
+
+        Nothing where Slurm keeps no accounts.
+        """
 
     def read_reservations(self) -> tuple[ReservationFacts, ...]:
         """All reservations; an empty tuple only when Slurm said that there are none."""

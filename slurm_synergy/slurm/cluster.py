@@ -24,34 +24,15 @@ from slurm_synergy.cluster import (
     Start,
     Stop,
 )
-from slurm_synergy.config import EnforcementChoice, Settings
-from slurm_synergy.core.model import (
-    Enforcement,
-    JobPhase,
-    JobStatus,
-    Node,
-    Reason,
-    ReasonCode,
-)
-from slurm_synergy.errors import (
-    ClusterError,
-    ConfigError,
-    LeaseError,
-    SlurmCommandError,
-    SlurmParseError,
-)
+from slurm_synergy.config import Settings
+from slurm_synergy.core.model import JobPhase, JobStatus, Node, Reason, ReasonCode
+from slurm_synergy.errors import ClusterError, LeaseError
 from slurm_synergy.slurm import facts as slurm_facts
-from slurm_synergy.slurm import hostlist
-from slurm_synergy.slurm.access import Access
 from slurm_synergy.slurm.client import SlurmClient
-from slurm_synergy.slurm.enforcing import choose_enforcement
-from slurm_synergy.slurm.facts import (
-    JobFacts,
-    PartitionFacts,
-    ReservationFacts,
-)
-from slurm_synergy.slurm.follow import Described, Follower, LeaseKeeper, holds_now
+from slurm_synergy.slurm.facts import JobFacts, ReservationFacts
+from slurm_synergy.slurm.follow import Described, Follower, LeaseKeeper
 from slurm_synergy.slurm.gres_conf import read_gres_conf
+from slurm_synergy.slurm.limit_watch import LimitWatch
 from slurm_synergy.slurm.observing import Observer, Reading
 from slurm_synergy.slurm.pool import (
     NodeMemory,
@@ -62,30 +43,16 @@ from slurm_synergy.slurm.pool import (
 from slurm_synergy.slurm.reservation import ReservationKeeper, ReservationMemory
 from slurm_synergy.slurm.sizing import Demand, need_of
 from slurm_synergy.slurm.starting import Scene, Starter
+from slurm_synergy.slurm.terms import chosen_nodes, read_terms
 from slurm_synergy.slurm.views import JobViews, RequestMemory
 from slurm_synergy.slurm.waiting import tend_waiting
 
-__all__ = ["MAX_GRACE_S", "RequestMemory", "SlurmCluster", "chosen_nodes"]
+__all__ = ["MAX_GRACE_S", "RequestMemory", "SlurmCluster"]
 
 _LOG = logging.getLogger(__name__)
 
-_REQUEUED = "job_requeued"
-
 MAX_GRACE_S = 3600.0
 """Longest time to checkpoint that a job may claim with its grace_s hint, in seconds."""
-
-
-def chosen_nodes(settings: Settings) -> frozenset[str]:
-    """The names in pool.nodes; empty for all of the partition. Raises ConfigError."""
-    try:
-        return frozenset(hostlist.expand(settings.pool.nodes))
-    except SlurmParseError as err:
-        raise ConfigError(
-            f"not a host list: {err.what}",
-            key="pool.nodes",
-            value=settings.pool.nodes,
-            remedy="write it as Slurm does, as in v100-[1-4],a100-1",
-        ) from err
 
 
 class ClusterMemory(RequestMemory, ReservationMemory, Protocol):
@@ -118,8 +85,10 @@ class SlurmCluster:
         self._leases, self._records, self._memory = leases, records, memory
         self._partition = settings.slurm.partition
         self._chosen, self._left_out = chosen_nodes(settings), ""
-        self.enforcement = self._read_enforcement()
-        self._views = JobViews(memory, records.profile, self._read_access())
+        terms = read_terms(client, settings, leaving=leaving)
+        self.enforcement, self.enforcement_why = terms.chosen.enforcement, terms.chosen.why
+        self.helped = terms.chosen.helped
+        self._views = JobViews(memory, records.profile, terms.access)
         self.reservation: ReservationKeeper | None = None
         if settings.pool.reservation:
             self.reservation = ReservationKeeper(
@@ -141,11 +110,16 @@ class SlurmCluster:
             describe=self._describe,
             forget=memory.forget_job,
         )
+        self._limits = LimitWatch(
+            client,
+            self._partition,
+            accounts_every_s=settings.scheduling.retry_backoff_s / 3,
+        )
         self._observer = Observer(
             self._views,
             self._follower.refusal,
             enforcement=self.enforcement,
-            default_limit_s=self._default_limit_s,
+            default_limit_s=terms.default_limit_s,
             fixed=self._fixed,
         )
         self._starter = Starter(
@@ -163,51 +137,9 @@ class SlurmCluster:
         self._nodes: Mapping[str, Node] = {}
         self._graces: Mapping[int, float] = {}
 
-    def _read_enforcement(self) -> Enforcement:
-        try:
-            partition = self._client.read_partition(self._partition)
-        except SlurmCommandError as err:
-            if err.kind != "not_found":
-                raise
-            raise ConfigError(
-                "Slurm has no such partition",
-                key="slurm.partition",
-                value=self._partition,
-                remedy="create it in slurm.conf (see slurm.conf.d/synergy.conf) or name another",
-            ) from err
-        # What Slurm takes for the limit of a job that has none of its own.
-        self._default_limit_s = partition.default_time_s or partition.max_time_s
-        self._max_nodes = partition.max_nodes
-        choice = self._settings.enforcement
-        told = partition.oversubscribe[0] == "FORCE" and choice is not EnforcementChoice.BORROW
-        config = None if told else self._client.read_config()
-        helpers = self._settings.pool.node_helpers
-        chosen = choose_enforcement(choice, partition, config, node_helpers=helpers)
-        _LOG.info("enforcement %s: %s", chosen.enforcement.value, chosen.why)
-        self.enforcement_why, self.helped = chosen.why, chosen.helped
-        return chosen.enforcement
-
     def _fixed(self, node: str) -> bool:
         """Whether only a helper could move the cores of jobs on ``node``, and there is none."""
         return self.helped and self._helper_silent(node)
-
-    def _read_access(self) -> Access:
-        by_type: dict[str, PartitionFacts] = {}
-        if self._leaving:
-            return Access()  # nothing is planned, and nothing must be in the way
-        for kind, name in sorted(self._settings.pool.type_partitions.items()):
-            try:
-                by_type[kind] = self._client.read_partition(name)
-            except SlurmCommandError as err:
-                if err.kind != "not_found":
-                    raise
-                raise ConfigError(
-                    "Slurm has no such partition",
-                    key=f"pool.type_partitions.{kind}",
-                    value=name,
-                    remedy="name the partition whose users may have GPUs of that type",
-                ) from err
-        return Access(by_type=by_type, max_nodes=self._max_nodes)
 
     # Reading
 
@@ -219,7 +151,7 @@ class SlurmCluster:
     def tick(self) -> Observation:
         """Read Slurm, follow what was begun, and observe. Raises ClusterError; then try again."""
         reading = self._read()
-        self._see_limits(reading)
+        self._limits.see(self._follower.refusals, reading)
         self._follower.follow(reading.jobs, self._records.read(), reading.now_s)
         tend_waiting(self._client, reading.jobs, reading.arrays(), reading.now_s)
         records = self._records.read()
@@ -237,17 +169,6 @@ class SlurmCluster:
         """Read Slurm and observe; nothing is followed. Raises ClusterError."""
         self._fresh = self._observe(self._records.read())
         return self._fresh
-
-    def _see_limits(self, reading: Reading) -> None:
-        """What may have changed for the jobs that one of Slurm's limits keeps from starting."""
-        refusals, partition = self._follower.refusals, None
-        if refusals.watches_partition:
-            partition = self._client.read_partition(self._partition)
-        refusals.see(
-            holding=[job_id for job_id, facts in reading.jobs.items() if holds_now(facts)],
-            nodes=reading.nodes.values(),
-            partition=partition,
-        )
 
     def facts(self, job_id: int) -> JobFacts | None:
         """The job's record as last read; None when Slurm did not show it."""

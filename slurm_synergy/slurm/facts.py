@@ -156,6 +156,7 @@ class JobFacts:
     batch_host: str | None = None
     batch: bool = True
     account: str | None = None
+    qos: str | None = None
     work_dir: str = ""
     command: str = ""
     std_out: str = ""

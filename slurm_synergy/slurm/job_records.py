@@ -110,6 +110,7 @@ def facts_of(body: RecordText, identity: JobIdentity) -> JobFacts:
         batch_host=as_null(keys.get("BatchHost", "")),
         batch=keys.get("BatchFlag", "1") != "0",
         account=as_null(identity.account),
+        qos=as_null(keys.get("QOS", "")),
         work_dir=identity.work_dir,
         command=identity.command,
         std_out=_std_out(tail),

@@ -141,6 +141,7 @@ def _read_job(row: Mapping[str, Any], nodes: Mapping[str, NodeFacts]) -> JobFact
         batch_host=row.get("batch_host") or None,
         batch=bool(row["batch_flag"]),
         account=row.get("account") or None,
+        qos=row.get("qos") or None,
         work_dir=str(row.get("current_working_directory") or ""),
         command=str(row.get("command") or ""),
         std_out=str(row.get("stdout_expanded") or row.get("standard_output") or ""),

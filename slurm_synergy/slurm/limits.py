@@ -18,10 +18,17 @@ __all__ = ["Obstacle", "Trigger", "obstacle_of"]
 class Trigger(Enum):
     """What may remove an obstacle, besides time."""
 
-    JOB_ENDED = "job ended"  # usage goes down when a job ends
+    JOB_ENDED = "job ended"  # something is given back when a job ends
+    USE_OR_LIMIT = "use or limit"  # of an account or a QOS: less is in use, or more is allowed
+    LIMIT_CHANGED = "limit changed"  # of an account or a QOS, or the job
     PARTITION_CHANGED = "partition changed"  # or the job itself
     NODES_CHANGED = "nodes changed"
     TIME_ONLY = "time only"  # an administrator's doing that is not seen from here
+
+    @property
+    def of_accounting(self) -> bool:
+        """Whether it shows in what Slurm tells of accounts and QOS."""
+        return self in (Trigger.USE_OR_LIMIT, Trigger.LIMIT_CHANGED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,23 +62,26 @@ _PLAIN: dict[str, tuple[str, Trigger]] = {
         Trigger.NODES_CHANGED,
     ),
     "ReservationDeleted": ("its reservation was deleted", Trigger.TIME_ONLY),
-    "InvalidAccount": ("its account is not valid any more", Trigger.TIME_ONLY),
-    "InvalidQOS": ("its QOS is not valid any more", Trigger.TIME_ONLY),
+    "InvalidAccount": ("its account is not valid any more", Trigger.LIMIT_CHANGED),
+    "InvalidQOS": ("its QOS is not valid any more", Trigger.LIMIT_CHANGED),
     "AccountNotAllowed": (
         "its account may not use the partition (AllowAccounts, DenyAccounts)",
         Trigger.PARTITION_CHANGED,
     ),
     "QOSNotAllowed": (
         "its QOS may not be used by this account or in this partition",
-        Trigger.TIME_ONLY,
+        Trigger.LIMIT_CHANGED,
     ),
-    "QOSUsageThreshold": ("the QOS's usage threshold is passed", Trigger.JOB_ENDED),
-    "AssociationJobLimit": ("the account's limit of jobs is reached", Trigger.JOB_ENDED),
-    "AssociationResourceLimit": ("the account's limit of resources is reached", Trigger.JOB_ENDED),
-    "AssociationTimeLimit": ("the account's limit of time is reached", Trigger.JOB_ENDED),
-    "QOSJobLimit": ("the QOS's limit of jobs is reached", Trigger.JOB_ENDED),
-    "QOSResourceLimit": ("the QOS's limit of resources is reached", Trigger.JOB_ENDED),
-    "QOSTimeLimit": ("the QOS's limit of time is reached", Trigger.JOB_ENDED),
+    "QOSUsageThreshold": ("the QOS's usage threshold is passed", Trigger.USE_OR_LIMIT),
+    "AssociationJobLimit": ("the account's limit of jobs is reached", Trigger.USE_OR_LIMIT),
+    "AssociationResourceLimit": (
+        "the account's limit of resources is reached",
+        Trigger.USE_OR_LIMIT,
+    ),
+    "AssociationTimeLimit": ("the account's limit of time is reached", Trigger.USE_OR_LIMIT),
+    "QOSJobLimit": ("the QOS's limit of jobs is reached", Trigger.USE_OR_LIMIT),
+    "QOSResourceLimit": ("the QOS's limit of resources is reached", Trigger.USE_OR_LIMIT),
+    "QOSTimeLimit": ("the QOS's limit of time is reached", Trigger.USE_OR_LIMIT),
     "NodeDown": ("a node that it needs is down", Trigger.NODES_CHANGED),
 }
 _NODES = ("ReqNodeNotAvail", "Nodes_required_for_job_are_DOWN", "Nodes required for job are DOWN")
@@ -81,6 +91,12 @@ _PER = {
     "PerUser": "of all jobs of its user",
     "PerAccount": "of all jobs of its account",
     "PerNode": "on one node",
+}
+_JOBS = {
+    "jobs": "run at once",
+    "submitjobs": "be there at once",
+    "submitjob": "be there at once",
+    "jobspersubmit": "be there at once",
 }
 _WHAT = {
     "cpu": "CPUs",
@@ -93,7 +109,7 @@ _WHAT = {
     "jobspersubmit": "submitted jobs",
     "submitjobs": "submitted jobs",
     "wall": "time",
-    "walldurationperjob": "time",
+    "wallduration": "time",
     "billing": "billing units",
     "energy": "energy",
     "license": "licenses",
@@ -122,13 +138,16 @@ def obstacle_of(reason: str) -> Obstacle | None:
 def _of_accounting(scope: str, kind: str, rest: str) -> str:
     """``AssocGrpGRES``, ``QOSMaxCpuPerUserLimit``, ``QOSMinGRES`` and their like, in words."""
     whose = "account" if scope == "Assoc" else "QOS"
-    body = rest.removesuffix("Limit")
+    body = rest.removesuffix("Limit").removesuffix("NotSatisfied")
     per = next((words for word, words in _PER.items() if word in body), "")
     counted = re.sub("|".join(_PER), "", body)
     minutes = "RunMinutes" in counted or "Minutes" in counted
     counted = re.sub("(Run)?Minutes", "", counted).lower()
     what = _WHAT.get(counted, counted or "use")
     what = f"minutes of {what}" if minutes else what
+    if kind == "Max" and counted in _JOBS and "PerJob" not in body:
+        whom = "account" if "PerAccount" in body else "user"
+        return f"its {whose} lets no more jobs of its {whom} {_JOBS[counted]}"
     if kind == "Grp":
         return f"all jobs of its {whose} together are at the limit of {what}"
     bound = "least" if kind == "Min" else "most"
@@ -138,4 +157,4 @@ def _of_accounting(scope: str, kind: str, rest: str) -> str:
 def _lifted(reason: str) -> Trigger:
     """A limit on one job is not lifted by others ending."""
     alone = "PerJob" in reason or re.match("(Assoc|QOS)Min", reason) is not None
-    return Trigger.PARTITION_CHANGED if alone else Trigger.JOB_ENDED
+    return Trigger.LIMIT_CHANGED if alone else Trigger.USE_OR_LIMIT

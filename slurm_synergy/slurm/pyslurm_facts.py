@@ -115,6 +115,7 @@ def _facts(job: Any, gpus: Gpus) -> JobFacts:
         batch_host=job.batch_host or None,
         batch=bool(job.is_batch_job),
         account=job.account or None,
+        qos=job.qos or None,
         work_dir=job.working_directory or "",
         command=job.command or "",
         std_out=job.standard_output or "",

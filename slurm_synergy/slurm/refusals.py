@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from slurm_synergy.core.model import Reason, ReasonCode
+from slurm_synergy.slurm.accounting import AccountingFacts
 from slurm_synergy.slurm.facts import JobFacts, NodeFacts, PartitionFacts
 from slurm_synergy.slurm.limits import Trigger
 
@@ -24,12 +25,14 @@ class Surroundings:
     """What a limit may depend on, as of one reading.
 
     ``ended`` counts the jobs that have ended since the controller began, ``usable`` are the nodes
-    on which something may be started. ``partition`` is None while nobody asked for it.
+    on which something may be started. ``partition`` and ``accounting`` are None while nobody asked
+    for them.
     """
 
     ended: int = 0
     usable: frozenset[str] = frozenset()
     partition: PartitionFacts | None = None
+    accounting: AccountingFacts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,7 @@ class _Refusal:
     trigger: Trigger | None
     around: Surroundings
     shape: tuple[object, ...] = ()
+    account: str = ""
 
 
 class Refusals:
@@ -56,29 +60,56 @@ class Refusals:
     @property
     def watches_partition(self) -> bool:
         """Whether some job waits for a change of the partition."""
-        return any(one.trigger is Trigger.PARTITION_CHANGED for one in self._refused.values())
+        return any(one.trigger is Trigger.PARTITION_CHANGED for one in self._waiting())
+
+    def _waiting(self) -> Iterable[_Refusal]:
+        """The refusals of jobs that have not started since."""
+        return (one for job_id, one in self._refused.items() if job_id not in self._holding)
+
+    @property
+    def accounts(self) -> frozenset[str]:
+        """The accounts of jobs that wait for a limit of an account or a QOS; empty for none."""
+        return frozenset(
+            one.account
+            for one in self._waiting()
+            if one.trigger is not None and one.trigger.of_accounting
+        )
 
     def see(
         self,
         *,
         holding: Collection[int],
         nodes: Iterable[NodeFacts],
-        partition: PartitionFacts | None,
+        partition: PartitionFacts | None = None,
+        accounting: AccountingFacts | None = None,
     ) -> None:
-        """A new reading: the jobs that hold resources, the nodes, and the partition if known."""
+        """A new reading: the jobs that hold resources, and the nodes.
+
+        The partition and the limits of accounts are those of the last reading when not given;
+        where no job waits for them they are forgotten, since they are not looked at then.
+        """
         gone = len(self._holding - frozenset(holding))
         self._holding = frozenset(holding)
-        self._around = Surroundings(
-            ended=self._around.ended + gone,
+        before = self._around
+        if not self.watches_partition:
+            before = replace(before, partition=None)
+        if not self.accounts:
+            before = replace(before, accounting=None)
+        self._around = now = Surroundings(
+            ended=before.ended + gone,
             usable=frozenset(node.name for node in nodes if node.usable),
-            partition=partition or self._around.partition,
+            partition=partition or before.partition,
+            accounting=accounting or before.accounting,
         )
         for job_id, one in self._refused.items():
-            if one.around.partition is None and self._around.partition is not None:
-                # First seen after the refusal: from here on a difference is a change.
-                self._refused[job_id] = replace(
-                    one, around=replace(one.around, partition=self._around.partition)
-                )
+            # First seen after the refusal: from here on a difference is a change.
+            around = replace(
+                one.around,
+                partition=one.around.partition or now.partition,
+                accounting=one.around.accounting or now.accounting,
+            )
+            if around != one.around:
+                self._refused[job_id] = replace(one, around=around)
 
     def add(
         self,
@@ -103,6 +134,7 @@ class Refusals:
             trigger=trigger,
             around=self._around,
             shape=_shape(facts),
+            account=(facts.account if facts else None) or "",
         )
         return reason
 
@@ -126,7 +158,20 @@ class Refusals:
             return now.ended != then.ended
         if last.trigger is Trigger.NODES_CHANGED:
             return now.usable != then.usable
+        if last.trigger.of_accounting:
+            return self._eased(last)
         return now.partition != then.partition
+
+    def _eased(self, last: _Refusal) -> bool:
+        """Whether the account or QOS of the job has another limit now, or less in use."""
+        now, then = self._around, last.around
+        if last.trigger is Trigger.USE_OR_LIMIT and now.ended != then.ended:
+            return True
+        if now.accounting is None or then.accounting is None:
+            return False
+        if last.trigger is Trigger.LIMIT_CHANGED:
+            return now.accounting.differs_from(then.accounting)
+        return now.accounting.eased_since(then.accounting)
 
     def known(self, job_id: int) -> bool:
         """Whether the job's last start failed."""
@@ -143,4 +188,6 @@ class Refusals:
 
 def _shape(facts: JobFacts | None) -> tuple[object, ...]:
     """What a person may change about a job to get it past a limit."""
-    return () if facts is None else (facts.time_limit_s, facts.comment, facts.dependency)
+    if facts is None:
+        return ()
+    return facts.time_limit_s, facts.comment, facts.dependency, facts.account, facts.qos

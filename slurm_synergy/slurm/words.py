@@ -7,14 +7,19 @@ from collections.abc import Sequence
 
 from slurm_synergy.slurm import hostlist
 
-__all__ = ["a_line", "a_word", "node_words", "words"]
+__all__ = ["a_line", "a_word", "is_word", "node_words", "words"]
 
 _WORD = re.compile(r"[A-Za-z0-9_.@+][A-Za-z0-9_.@+-]*")  # no option
 
 
+def is_word(text: str) -> bool:
+    """Whether ``text`` is a name that cannot be taken for fields or an option."""
+    return _WORD.fullmatch(text) is not None
+
+
 def a_word(text: str, what: str) -> str:
-    """``text`` if it is a name that cannot be taken for fields; else ``ValueError``."""
-    if not _WORD.fullmatch(text):
+    """``text`` if it is such a name; else ``ValueError``."""
+    if not is_word(text):
         raise ValueError(f"{what}: {text!r} is not a name (letters, digits and _ . @ + -)")
     return text
 

@@ -26,13 +26,14 @@ SHUT_IN = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(65, 1, 0, 0, 0); os.execv(sys.argv[1],"
     " sys.argv[1:])"
 )
-pytestmark = pytest.mark.skipif(
+needs_root_and_setpriv = pytest.mark.skipif(
     os.getuid() != 0 or shutil.which("setpriv") is None,
     reason="needs root, to start Slurm as two users, and setpriv (util-linux)",
 )
+pytestmark = needs_root_and_setpriv
 
 
-class _AsAccount(ControllerProcess):
+class AsAccount(ControllerProcess):
     """The controller as another user."""
 
     account: pwd.struct_passwd
@@ -86,7 +87,7 @@ def test_the_controller_needs_no_root(
     jobs = Slurm(cluster, home)
     # A job of root's, which another account may hold and release only as an operator.
     job_id = jobs.submit("--gres=gpu:v100:2", script="sleep 300\n")
-    daemon = _AsAccount(cluster, home, pool={"nodes": "v100-[1-2]"})
+    daemon = AsAccount(cluster, home, pool={"nodes": "v100-[1-2]"})
     daemon.account = account
     daemon.start()
     try:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from slurm_synergy.errors import ClusterError, SlurmCommandError
+from slurm_synergy.slurm.accounting import AccountingFacts
 from slurm_synergy.slurm.facts import (
     ConfigFacts,
     GpuForm,
@@ -42,6 +43,7 @@ class FakeSlurm:
         self.jobs: dict[int, JobFacts] = {}
         self.nodes = {f"v100-{i}": _node(f"v100-{i}") for i in range(1, nodes + 1)}
         self.reservations: dict[str, ReservationFacts] = {}
+        self.accounting = AccountingFacts()
         self.oversubscribe = oversubscribe
         self.calls: list[str] = []
         self.break_at: dict[int, BaseException] = {}
@@ -200,6 +202,9 @@ class FakeSlurm:
 
     def read_reservations(self) -> tuple[ReservationFacts, ...]:
         return tuple(self.reservations.values())
+
+    def read_accounting(self, accounts: Iterable[str]) -> AccountingFacts:
+        return replace(self.accounting, accounts=frozenset(accounts))
 
     def read_config(self) -> ConfigFacts:
         return ConfigFacts(

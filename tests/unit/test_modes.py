@@ -103,7 +103,7 @@ def test_only_what_is_known_to_read_can_be_called_on_a_read_only_client() -> Non
     slurm.submit()
     guarded = read_only(slurm, "observe")
     reads = {"read_queue", "read_job", "read_nodes", "read_partition", "read_reservations"}
-    reads |= {"read_config", "ping", "budget", "diagnose"}
+    reads |= {"read_config", "read_accounting", "ping", "budget", "diagnose"}
     methods = {
         name
         for name, _ in inspect.getmembers(SlurmClient, inspect.isfunction)
