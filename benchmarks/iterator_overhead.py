@@ -11,6 +11,10 @@ what is to be measured. The loader is as after ``synergy.register``: our own ord
 looked at for every batch, a report on the board ten times a second. Prints the times per batch in
 ms, step included.
 
+With ``--cached`` the items are files of ``--file-kib``, which the plain loader reads from the page
+cache and ours, in its second epoch, from the job's data cache, as a declared data set is by
+injection. All of them lie in memory twice: take few blocks, as ``--pairs 10 --block 25``.
+
     python benchmarks/iterator_overhead.py --json
 """
 
@@ -28,17 +32,38 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import slurm_synergy.jobside as synergy
 from slurm_synergy.jobside import torch_loader
 from slurm_synergy.jobside.board import Board, LeaseView
+from slurm_synergy.jobside.minio_job import job_cache
 
 EXIT_TOO_SLOW = 1
 LIMIT_PERCENT = 1.0
 TAKEN_AWAY = 5.0
 WARM_UP = 2
 BATCH_SIZE = 8
+FILES = 200
+
+
+class Files(Dataset[torch.Tensor]):
+    """``items`` items, each read from one of the files in ``place``."""
+
+    synergy_deterministic = True  # what the cache goes by
+
+    def __init__(self, place: Path, items: int, file_bytes: int) -> None:
+        self._items = items
+        self._paths = [place / f"item-{number}" for number in range(FILES)]
+        for path in self._paths:
+            path.write_bytes(os.urandom(file_bytes))
+
+    def __len__(self) -> int:
+        return self._items
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        content = bytearray(self._paths[index % FILES].read_bytes())
+        return torch.frombuffer(content, dtype=torch.uint8)
 
 
 def _block_ms(batches: Iterator[Any], count: int, step_s: float) -> float:
@@ -56,9 +81,14 @@ def _block_ms(batches: Iterator[Any], count: int, step_s: float) -> float:
     return statistics.fmean(each for each in took_s if each <= limit_s) * 1e3
 
 
-def measure(*, pairs: int, block: int, step_s: float) -> dict[str, float]:
+def measure(
+    *, pairs: int, block: int, step_s: float, cached_in: Path | None = None, file_bytes: int = 0
+) -> dict[str, float]:
     """Medians over ``pairs`` of blocks of ``block`` batches: plain_ms, ours_ms, overhead_pct."""
-    data = TensorDataset(torch.zeros((pairs + WARM_UP + 1) * block * BATCH_SIZE, 16))
+    items = (pairs + WARM_UP + 1) * block * BATCH_SIZE
+    data: Any = TensorDataset(torch.zeros(items, 16))
+    if cached_in is not None:
+        data = Files(cached_in, items, file_bytes)
 
     def loader() -> DataLoader[Any]:
         return DataLoader(data, batch_size=BATCH_SIZE, shuffle=True)
@@ -67,7 +97,13 @@ def measure(*, pairs: int, block: int, step_s: float) -> dict[str, float]:
     torch_loader.install(torch.utils.data)
     synergy.register()
     synergy.resume()
-    ours = iter(loader())
+    our_loader = loader()
+    if cached_in is not None:
+        for _batch in our_loader:
+            pass
+        held = job_cache().store
+        assert held is not None and held.head.items == items
+    ours = iter(our_loader)
     assert type(ours) is not type(plain)
     order = random.Random(0)
     plain_ms: list[float] = []
@@ -95,17 +131,23 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=50)
     parser.add_argument("--block", type=int, default=100, help="batches per block")
     parser.add_argument("--step-ms", type=float, default=1.0)
+    parser.add_argument("--file-kib", type=int, default=110, help="with --cached: size of a file")
+    parser.add_argument("--cached", action="store_true", help="files, and ours through the cache")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as place:
+    memory = Path("/dev/shm") if options.cached and Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(dir=memory) as place:
         board = Board.create(Path(place) / "board", rank=0, ranks=1)
-        board.write_lease(LeaseView(core_count=1))
+        board.write_lease(LeaseView(core_count=1, mem_mib=4096 if options.cached else 0))
         os.environ["SYNERGY_BOARD"] = str(board.path)
         os.environ["SYNERGY_CHECKPOINT_DIR"] = str(Path(place) / "checkpoints")
+        os.environ["SYNERGY_CACHE_DIR"] = place
         result = measure(
             pairs=options.pairs,
             block=options.block,
             step_s=options.step_ms / 1e3,
+            cached_in=Path(place) if options.cached else None,
+            file_bytes=options.file_kib << 10,
         )
     if options.json:
         print(json.dumps(result))

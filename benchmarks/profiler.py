@@ -71,7 +71,7 @@ def command(samples: int, epochs: int, workers: int = 2) -> list[str]:
 
 def profiled(samples: int) -> StoredProfile:
     """The loop measured on two cores of this machine by synergy-profile."""
-    words = ("--json", "--no-store", "--cpus=2", "--iterations=200", "--point-seconds=60")
+    words = ("--json", "--no-store", "--cpus=2", "--iterations=400", "--point-seconds=60")
     done = subprocess.run(
         [
             *(sys.executable, "-m", "slurm_synergy.profiler.command", *words, "--"),
@@ -421,7 +421,7 @@ def main() -> int:
     parser.add_argument("--resize", action="store_true", help="only the resize in place")
     parser.add_argument("--search", action="store_true", help="the search against plain halving")
     parser.add_argument("--samples", type=int, default=4000, help="samples of an epoch")
-    parser.add_argument("--repeats", type=int, default=3, help="measurements, of which the median")
+    parser.add_argument("--repeats", type=int, default=5, help="measurements, of which the median")
     parser.add_argument("--pipelines", type=int, default=2000, help="with --search")
     options = parser.parse_args()
     if options.search:

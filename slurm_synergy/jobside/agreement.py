@@ -25,7 +25,7 @@ from pathlib import Path
 from slurm_synergy.errors import LeaseError
 from slurm_synergy.jobside.board import Board, LeaseView, Report
 
-__all__ = ["Agreement", "Identity", "Verdict", "detect_identity"]
+__all__ = ["Agreement", "Identity", "Membership", "Verdict", "detect_identity"]
 
 _AHEAD_S = 2.5
 _MIN_AHEAD_STEPS = 2
@@ -110,6 +110,28 @@ def detect_identity(board: Board | None) -> Identity:
         local_rank=local_rank,
         local_ranks=local_ranks,
     )
+
+
+class Membership:
+    """Who this process is: asked at the first use, as ranks may meet late, and fixed from then."""
+
+    __slots__ = ("_board", "_identity")
+
+    def __init__(self, board: Board | None) -> None:
+        self._board = board
+        self._identity: Identity | None = None
+
+    @property
+    def identity(self) -> Identity:
+        """The answer of the first use."""
+        if self._identity is None:
+            self._identity = detect_identity(self._board)
+        return self._identity
+
+    @property
+    def has_changed(self) -> bool:
+        """The answer would be another one now."""
+        return self._identity is not None and detect_identity(self._board) != self._identity
 
 
 class Agreement:

@@ -16,6 +16,7 @@ import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from enum import IntEnum
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +24,7 @@ from typing import NamedTuple
 from slurm_synergy.errors import CacheError
 from slurm_synergy.jobside.minio_place import CachePlace
 
-__all__ = ["Head", "Index", "Namespace", "Slot"]
+__all__ = ["Head", "Index", "Namespace", "Slot", "Word", "encoded"]
 
 _CONTROL_BYTES = 4096
 _MAGIC, _VERSION = b"SYNC", 1
@@ -33,9 +34,10 @@ _STATE = struct.Struct("<QQQ")  # the first three counters
 _START = struct.Struct("<4sI")
 _HEAD_AT, _BUSY_AT, _SHRINKING_AT, _BOOT_AT, _SPACES_AT = 8, 256, 264, 320, 512
 _SLOT = struct.Struct("<16sQQQQHHIII")
+_WHAT = struct.Struct("<16sQQQQHHI")  # of a slot: what its checksum is over
 _KEY = struct.Struct("<QQ")
 _TAIL = struct.Struct("<II")  # checksum of what is before, run
-_CHECKED = 56
+_CHECKED = _WHAT.size
 _FREE = bytes(_SLOT.size)
 _GONE = b"\xff" * _SLOT.size
 _FIRST_BITS = 10
@@ -100,6 +102,18 @@ _BUDGET_AT = _HEAD_AT + 8 * [field.name for field in fields(Head)].index("budget
 _FULL_AT = _HEAD_AT + 8 * [field.name for field in fields(Head)].index("full")
 
 
+class Word(IntEnum):
+    """Where the counters are in :attr:`Index.words`; those of a data set count from its first."""
+
+    GENERATION, TABLE, FILLED, ITEMS, USED, BUDGET, SEGMENT, TAIL = range(1, 9)
+    RUN, FULL, NO_SPACE = 10, 11, 12
+    BUSY, SHRINKING = _BUSY_AT // 8, _SHRINKING_AT // 8
+    SPACES, SPACE_WORDS = _SPACES_AT // 8, _SPACE.size // 8
+    SPACE_ITEMS, SPACE_SEEN, SPACE_SEEN_BYTES, SPACE_SMALLEST, SPACE_LARGEST, SPACE_USED = (
+        *range(1, 7),
+    )
+
+
 _head_values = attrgetter(*(field.name for field in fields(Head)))
 _space_values = attrgetter(*(field.name for field in fields(Namespace)))
 
@@ -137,6 +151,8 @@ class Index:
                     self._begin()
             finally:
                 fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+        # The control file as numbers of eight bytes, for what is done for every item.
+        self.words = memoryview(self._control).cast("Q")
         self.refresh()
         if place.alone:
             with self.exclusive() as head:
@@ -237,6 +253,11 @@ class Index:
     def _read_head(self) -> Head:
         return Head(*_HEAD.unpack_from(self._control, _HEAD_AT))
 
+    @property
+    def shrinking(self) -> bool:
+        """Somebody is giving memory back, which takes long."""
+        return self.words[_SHRINKING_AT // 8] != 0
+
     # -- the lock ----------------------------------------------------------------------------------
 
     def reopen(self) -> None:
@@ -251,6 +272,22 @@ class Index:
         unless ``patient``.
         """
         return _Exclusive(self, patient)
+
+    def lock(self) -> None:
+        """Keep others out, and no more than that; see :meth:`acquire`."""
+        self._thread.acquire()
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+        except BaseException:
+            self._thread.release()
+            raise
+
+    def unlock(self) -> None:
+        """Let others in again."""
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+        finally:
+            self._thread.release()
 
     def acquire(self, patient: bool) -> Head:
         """What :meth:`exclusive` does before the block."""
@@ -342,19 +379,31 @@ class Index:
 
     def find(self, key: bytes) -> tuple[int, Slot] | None:
         """Position and content of the item's slot; None when it is not held."""
-        table, mask = self._table, (1 << self._bits) - 1
-        at = first = self._start(key)
+        at, slot = self.look(key)
+        return None if slot is None else (at, slot)
+
+    def look(self, key: bytes) -> tuple[int, Slot | None]:
+        """The item's slot; or None with the position of the one it would get, -1 for none."""
+        table, bits = self._table, self._bits
+        high, low = _KEY.unpack(key)
+        mask = (1 << bits) - 1
+        at = first = (((low ^ high) * _GOLDEN) & _MASK64) >> (64 - bits)
         while True:
-            raw = table[at * 64 : at * 64 + 64]
+            raw = table[at << 6 : (at << 6) + 64]
+            if raw == _FREE:
+                return at, None
             if raw[:16] == key:
                 slot = _decode(raw)
                 if slot is not None:
                     return at, slot
-            elif raw == _FREE:
-                return None
             at = (at + 1) & mask
             if at == first:
-                return None
+                return -1, None
+
+    @property
+    def table(self) -> tuple[int, int]:
+        """Number of the table that is looked at, and items that it takes before it is replaced."""
+        return self._number, 1 << self._bits - 1
 
     def slots(self) -> Iterator[tuple[int, Slot]]:
         """All items with their positions."""
@@ -375,6 +424,10 @@ class Index:
         head.items += 1
         head.used_bytes += slot.length
         self._put_raw(at, _encode(slot))
+
+    def write(self, at: int, raw: bytes) -> None:
+        """Put what :func:`encoded` made into a free slot. Under the lock only."""
+        self._table[at << 6 : (at << 6) + 64] = raw
 
     def replace(self, at: int, slot: Slot) -> None:
         """The item at this position lies elsewhere now."""
@@ -464,10 +517,14 @@ def _boot() -> bytes:
     return text.encode("ascii").ljust(36)[:36]
 
 
+def encoded(run: int, *what: object) -> bytes:
+    """A slot for the table; ``what`` are the fields of :class:`Slot` up to ``sample``."""
+    checked = _WHAT.pack(*what)
+    return checked + _TAIL.pack(zlib.crc32(checked), run)
+
+
 def _encode(slot: Slot) -> bytes:
-    raw = _SLOT.pack(*slot)
-    checked = raw[:_CHECKED]
-    return checked + _TAIL.pack(zlib.crc32(checked), slot.run)
+    return encoded(slot.run, *slot[:-2])
 
 
 def _decode(raw: bytes) -> Slot | None:

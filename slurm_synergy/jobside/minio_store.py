@@ -13,90 +13,25 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import mmap
 import os
-import struct
-import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 from slurm_synergy.errors import CacheError
 from slurm_synergy.jobside.minio_index import Head, Index, Namespace, Slot
+from slurm_synergy.jobside.minio_insert import Miss, Tail, insert_quickly, limit_of, sample_of
+from slurm_synergy.jobside.minio_item import Item, Source, place_of_index
 from slurm_synergy.jobside.minio_place import CachePlace
 
 __all__ = ["Item", "MinioStore", "Source", "place_of_index"]
 
-_KEY = struct.Struct("<QQ")
-
 _MIN_SEGMENT = 16 << 20
+_NO_TAIL = Tail(-1, -1, 0)
 # A process maps each segment once, which takes a descriptor; giving memory back copies one at most.
 _SEGMENTS = 64
 _MAX_SEGMENT_NUMBER = 65_535
-_EDGE = 1024
 _ENOUGH_SIZES = 64
-_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-
-
-class Item(NamedTuple):
-    """How an item is known: ``key`` of 16 bytes, ``place`` in [0, 2**64), number of its data set,
-    ``exact`` where the places of the data set are those of a permutation."""
-
-    key: bytes
-    place: int
-    namespace: int
-    exact: bool = False
-
-
-def place_of_index(index: int, items: int, seed: int) -> int:
-    """The place of item ``index`` of ``items`` in the permutation, scaled to 64 bits.
-
-    A bijection of the next power of two is repeated until it lands below ``items``.
-    """
-    bits = max((items - 1).bit_length(), 1)
-    mask, shift = (1 << bits) - 1, (bits + 1) // 2
-    rank = index
-    while True:
-        rank = (rank + seed) & mask
-        rank = ((rank ^ rank >> shift) * _MIX_1) & mask
-        rank = ((rank ^ rank >> shift) * _MIX_2) & mask
-        rank ^= rank >> shift
-        if rank < items:
-            return (rank << 64) // items
-
-
-class Source(NamedTuple):
-    """A data set in the cache: its number and identity there, and its items (0: unknown)."""
-
-    number: int
-    ident: int
-    items: int
-
-    def of_index(self, index: int) -> Item:
-        """The item with this number, from 0 to ``items - 1``."""
-        place = place_of_index(index, self.items, self.ident)
-        return Item(self.key_of_index(index), place, self.number, exact=True)
-
-    def of_name(self, name: str) -> Item:
-        """The item with this name, a path say."""
-        key = self.key_of_name(name)
-        place = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
-        return Item(key, place, self.number)
-
-    def key_of_index(self, index: int) -> bytes:
-        """The key alone, which is all that a look needs."""
-        return _KEY.pack(self.ident, index)
-
-    def key_of_name(self, name: str) -> bytes:
-        """The key alone, which is all that a look needs."""
-        text = name.encode("utf-8", "surrogateescape")
-        return hashlib.blake2b(text, digest_size=16, salt=_KEY.pack(self.ident, 0)).digest()
-
-
-def _sample(content: bytes | memoryview) -> int:
-    """A checksum of both ends: what was torn lacks one of them."""
-    return zlib.crc32(content[-_EDGE:], zlib.crc32(content[:_EDGE]))
 
 
 class MinioStore:
@@ -117,11 +52,10 @@ class MinioStore:
             raise
         self.path, self._pid = path, os.getpid()
         self._maps: dict[int, memoryview] = {}
-        self._tail: tuple[int, int] = (-1, -1)
-        self._tail_bytes = 0
+        self._tail = _NO_TAIL
         self._run, self._generation = self._index.head.run, self._index.generation
         # The last look that found nothing, which need not be made again while nothing came in.
-        self._missed: tuple[bytes, tuple[int, int, int]] = (b"", (0, 0, 0))
+        self._missed: Miss = (b"", (0, 0, 0), -1)
         self._refused = False
 
     def enter(self, name: str, items: int) -> Source:
@@ -144,7 +78,7 @@ class MinioStore:
     def _follow_fork(self) -> None:
         if self._pid != os.getpid():
             self._index.reopen()
-            self._maps, self._tail, self._pid = {}, (-1, -1), os.getpid()
+            self._maps, self._tail, self._pid = {}, _NO_TAIL, os.getpid()
 
     def _catch_up(self) -> None:
         self._follow_fork()
@@ -164,11 +98,10 @@ class MinioStore:
             state = self._index.state
             if state[0] != self._generation or self._pid != os.getpid():
                 self._catch_up()
-            found = self._index.find(key)
-            if found is None:
-                self._missed = key, state
+            at, slot = self._index.look(key)
+            if slot is None:
+                self._missed = (key, state, at)
                 return None
-            at, slot = found
             view = self._view(slot)
             if view is None:
                 self._catch_up()
@@ -199,7 +132,7 @@ class MinioStore:
         self._run = self._index.head.run
         if slot.run == self._run:
             return True
-        if slot.sample == _sample(view) and slot.stamp == stamp():
+        if slot.sample == sample_of(view) and slot.stamp == stamp():
             self._index.set_run(at, self._run)
             return True
         with contextlib.suppress(BlockingIOError), self._index.exclusive() as head:
@@ -226,7 +159,9 @@ class MinioStore:
             return False
         if self._pid != os.getpid():
             self._follow_fork()
-        # Without exclusive(): these calls are what the first epoch costs beside the copy.
+        quick = not index.shrinking
+        if quick and insert_quickly(index, self._tail, item, content, stamp, self._missed):
+            return True
         try:
             head = index.acquire(False)
         except BlockingIOError:
@@ -248,7 +183,7 @@ class MinioStore:
         space = self._index.namespace(item.namespace)
         if space.seen < _ENOUGH_SIZES or not self._index.has_one_namespace:
             return False
-        return item.place >= _limit(space, self._index.budget_bytes, exact=item.exact)
+        return item.place >= _limit(space, self._index.budget_bytes, item)
 
     def _take(self, head: Head, item: Item, content: bytes | memoryview, stamp: int) -> bool:
         space = self._index.namespace(item.namespace)
@@ -270,11 +205,11 @@ class MinioStore:
             others = self._index.namespaces()
             in_use = [each for each in others if each.run == head.run and each.ident != space.ident]
             share -= sum(each.used_bytes for each in in_use)
-        if item.place >= _limit(space, share, exact=item.exact):
+        if item.place >= _limit(space, share, item):
             self._refused = True
             return False
         state = head.generation, head.table, head.filled
-        if self._missed != (item.key, state) and self._index.find(item.key) is not None:
+        if self._missed[:2] != (item.key, state) and self._index.find(item.key) is not None:
             return True
         if length > head.budget_bytes - head.used_bytes:
             self._drop_unused(head, others)
@@ -290,7 +225,7 @@ class MinioStore:
             head,
             Slot(
                 item.key, item.place, offset, length, stamp, segment, item.namespace,
-                _sample(content), 0, head.run,
+                sample_of(content), 0, head.run,
             ),
         )  # fmt: skip
         space.used_bytes += length
@@ -304,42 +239,51 @@ class MinioStore:
     def _append(self, head: Head, content: bytes | memoryview) -> tuple[int, int]:
         """Where the content was written. Raises OSError when there is no room, with no harm."""
         length = len(content)
-        number, fd = self._tail
-        if number != head.segment or head.tail == 0:
-            number, fd = self._open_tail(head, length)
-        elif head.tail + length > self._tail_bytes:
+        if not length:
+            return head.segment, head.tail  # takes no file
+        tail = self._tail
+        if tail.number != head.segment or head.tail == 0:
+            tail = self._open_tail(head, length)
+        elif head.tail + length > tail.size:
             head.segment, head.tail = head.segment + 1, 0
-            number, fd = self._open_tail(head, length)
+            tail = self._open_tail(head, length)
         # A write takes the room it needs or fails; only what was written is ever mapped and read.
         offset = head.tail
-        written = os.pwrite(fd, content, offset)
+        written = os.pwrite(tail.fd, content, offset)
         while written < length:
-            written += os.pwrite(fd, memoryview(content)[written:], offset + written)
+            written += os.pwrite(tail.fd, memoryview(content)[written:], offset + written)
         head.tail = offset + (length + 7 & ~7)
-        return number, offset
+        return tail.number, offset
 
-    def _open_tail(self, head: Head, length: int) -> tuple[int, int]:
-        if self._tail[1] >= 0:
-            os.close(self._tail[1])
-            self._tail = (-1, -1)
-        fd = -1
+    def _open_tail(self, head: Head, length: int) -> Tail:
+        if self._tail.fd >= 0:
+            os.close(self._tail.fd)
+            self._tail = _NO_TAIL
+        fd, size = -1, 0
         if head.tail:
             fd = self._place.open_file(f"seg-{head.segment}", os.O_RDWR)
-            self._tail_bytes = os.fstat(fd).st_size  # a segment never changes its size
-            if head.tail + length > self._tail_bytes:
+            size = os.fstat(fd).st_size  # a segment never changes its size
+            if head.tail + length > size:
                 os.close(fd)
                 head.segment, head.tail = head.segment + 1, 0
         if not head.tail:
-            if head.segment > _MAX_SEGMENT_NUMBER:
-                raise OSError(28, "the data cache was resized too often")
-            self._place.unlink(f"seg-{head.segment}")  # nothing is in it
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-            fd = self._place.open_file(f"seg-{head.segment}", flags)
             # Only what items are written to takes memory.
-            self._tail_bytes = max(head.segment_bytes, length, 1)
-            os.ftruncate(fd, self._tail_bytes)
-        self._tail = (head.segment, fd)
+            size = max(head.segment_bytes, length, 1)
+            fd = self._new_segment(head)
+            os.ftruncate(fd, size)
+        self._tail = Tail(head.segment, fd, size)
         return self._tail
+
+    def _new_segment(self, head: Head) -> int:
+        """A descriptor of an empty file, which no other process has open as its tail."""
+        while head.segment <= _MAX_SEGMENT_NUMBER:
+            name = f"seg-{head.segment}"
+            with contextlib.suppress(FileExistsError):
+                return self._place.open_file(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            # Somebody made it and could not write to it: nothing is in it.
+            self._place.unlink(name)
+            head.segment += 1
+        raise OSError(28, "the data cache was resized too often")
 
     # -- giving back -------------------------------------------------------------------------------
 
@@ -441,8 +385,8 @@ class MinioStore:
     def close(self) -> None:
         """Give the directory's lock back. Views that were handed out stay good."""
         self._maps = {}
-        if self._tail[1] >= 0:
-            os.close(self._tail[1])
+        if self._tail.fd >= 0:
+            os.close(self._tail.fd)
         self._index.close()
         self._place.close()
 
@@ -456,17 +400,8 @@ def _note_size(space: Namespace, length: int) -> None:
     space.seen_bytes += length
 
 
-def _limit(space: Namespace, share_bytes: int, *, exact: bool) -> int:
-    """Items whose place is below it belong to the prefix that the share can hold.
-
-    Exact where the places are and all items have one size; otherwise somewhat longer, so that the
-    budget fills in the first epoch all the same.
-    """
-    if not space.items or not space.seen_bytes:
-        return 1 << 64
-    fit = share_bytes * space.seen // space.seen_bytes
-    if space.smallest != space.largest:
-        fit += fit // 4 + 64
-    if not exact:
-        fit += 4 * math.isqrt(max(fit, 0)) + 16
-    return (min(max(fit, 0), space.items) << 64) // space.items
+def _limit(space: Namespace, share_bytes: int, item: Item) -> int:
+    """Where the prefix of the data set ends, as far as its sizes are known."""
+    one_size = space.smallest == space.largest
+    known = space.items, space.seen, space.seen_bytes
+    return limit_of(share_bytes, *known, one_size=one_size, exact=item.exact)

@@ -25,6 +25,7 @@ from typing import Any
 
 from slurm_synergy.errors import ConfigError, LeaseError
 from slurm_synergy.jobside.board import Board
+from slurm_synergy.jobside.ending import TermWatch
 from slurm_synergy.jobside.session import Session
 
 __all__ = [
@@ -117,7 +118,7 @@ class WorkerInit:
         limit_threads()
         end_quietly_with_parent()
         handler = signal.getsignal(signal.SIGTERM)
-        if isinstance(getattr(handler, "__self__", None), Session):
+        if isinstance(getattr(handler, "__self__", None), TermWatch):
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if self._then is not None:
             self._then(worker_id)

@@ -6,9 +6,11 @@ import random
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from slurm_synergy.jobside import minio_store
 from slurm_synergy.jobside.minio_store import MinioStore, Source, place_of_index
 
 
@@ -67,6 +69,46 @@ def test_every_epoch_hits_exactly_what_fits(
 
 
 @settings(max_examples=30, deadline=None)
+@given(
+    sizes=st.lists(st.sampled_from([0, 7, 64, 64, 64, 64, 300]), min_size=1, max_size=90),
+    budget=st.integers(0, 12_000),
+    readers=st.integers(1, 2),
+    second=st.booleans(),
+)
+def test_an_item_that_is_taken_in_quickly_leaves_what_the_long_way_leaves(
+    sizes: list[int], budget: int, readers: int, second: bool
+) -> None:
+    def filled(place: Path) -> tuple[object, ...]:
+        stores = [MinioStore(place) for _ in range(readers)]
+        stores[0].set_budget(budget)
+        source = stores[0].enter("set", len(sizes))
+        if second:
+            stores[0].enter("other", 3)
+        _epoch(stores, source, sizes, list(range(len(sizes))))
+        found = stores[0].head, stores[0]._index.namespaces(), stores[0].keys()
+        again = _epoch(stores, source, sizes, list(range(len(sizes))))
+        for store in stores:
+            store.close()
+        return *found, again
+
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        by_both = filled(Path(folder) / "both")
+        patch.setattr(minio_store, "insert_quickly", lambda *_: False)
+        assert filled(Path(folder) / "long") == by_both
+
+
+def test_the_usual_item_goes_the_quick_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MinioStore(tmp_path / "cache")
+    store.set_budget(1 << 20)
+    source = store.enter("set", 50)
+    _epoch([store], source, [64] * 50, [7])
+    monkeypatch.setattr(store._index, "acquire", lambda _patient: pytest.fail("the long way"))
+    _epoch([store], source, [64] * 50, [number for number in range(50) if number != 7])
+    assert store.head.items == 50 and store.head.used_bytes == 50 * 64
+
+
+@settings(max_examples=30, deadline=None)
+@example(sizes=[0, 0, 72, 0, 0, 238], budgets=[0, 0, 11999, 169], seed=0)
 @given(
     sizes=st.lists(st.integers(0, 400), min_size=1, max_size=60),
     budgets=st.lists(st.integers(0, 12_000), min_size=2, max_size=5),
