@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,10 +46,10 @@ class FixedDigits(Dataset[dict[str, torch.Tensor]]):
 class DigitsModel(nn.Module):
     """The network of train_digits.py, with its loss, as the Trainer wants it."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, step_seconds: float) -> None:
         super().__init__()
         self.network = build_model()
-        self._out = out
+        self._out, self._step_seconds = out, step_seconds
 
     def forward(
         self, images: torch.Tensor, labels: torch.Tensor, numbers: torch.Tensor
@@ -60,6 +61,7 @@ class DigitsModel(nn.Module):
             line: dict[str, Any] = {"loss": loss.item(), "samples": numbers.tolist()}
             with self._out.open("a") as file:
                 file.write(json.dumps(line) + "\n")
+            time.sleep(self._step_seconds)
         return {"loss": loss, "logits": logits}
 
 
@@ -84,7 +86,7 @@ def train(options: argparse.Namespace, callbacks: Sequence[TrainerCallback] = ()
     )
     lease = LeaseCallback()
     trainer = Trainer(
-        model=DigitsModel(options.out),
+        model=DigitsModel(options.out, options.step_seconds),
         args=args,
         train_dataset=Subset(data, range(min(options.samples, len(data)))),
         callbacks=[lease, *callbacks],
@@ -100,6 +102,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--accumulate", type=int, default=1, help="batches per optimizer step")
     parser.add_argument("--workers", type=int, default=2, help="loader workers without a lease")
     parser.add_argument("--samples", type=int, default=1797)
+    parser.add_argument("--step-seconds", type=float, default=0.0, help="sleep per batch")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cpu", action="store_true", help="train on the CPU in any case")
     parser.add_argument("--out", type=Path, default=Path("digits-huggingface.jsonl"))

@@ -5,12 +5,14 @@ It writes one JSON line per batch ({"batch", "epoch", "loss", "samples"}) to ``-
 anywhere and continued, with other worker counts, the lines are those of an uninterrupted run.
 
     srun-less trial:  SYNERGY_CHECKPOINT_DIR=/tmp/digits python examples/train_lightning.py
+    several GPUs:     synergy-srun python examples/train_lightning.py --devices 4 --nodes 2
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,10 +36,10 @@ class NumberedDigits(Digits):
 class DigitsModule(LightningModule):  # type: ignore[misc]
     """The network of train_digits.py."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, step_seconds: float) -> None:
         super().__init__()
         self.model = build_model()
-        self._out = out
+        self._out, self._step_seconds = out, step_seconds
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         """One batch; its loss goes into the file."""
@@ -51,6 +53,7 @@ class DigitsModule(LightningModule):  # type: ignore[misc]
         }
         with self._out.open("a") as file:
             file.write(json.dumps(line) + "\n")
+        time.sleep(self._step_seconds)
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -82,6 +85,9 @@ def train(options: argparse.Namespace, callbacks: Sequence[Callback] = ()) -> No
     lease = LeaseCallback()
     trainer = Trainer(
         accelerator="cpu" if options.cpu else "auto",
+        devices=options.devices,
+        num_nodes=options.nodes,
+        strategy="ddp" if options.devices * options.nodes > 1 else "auto",
         max_epochs=options.epochs,
         accumulate_grad_batches=options.accumulate,
         callbacks=[lease, *callbacks],
@@ -90,7 +96,8 @@ def train(options: argparse.Namespace, callbacks: Sequence[Callback] = ()) -> No
         enable_progress_bar=False,
         logger=False,
     )
-    trainer.fit(DigitsModule(options.out), training, validation, ckpt_path=lease.ckpt_path())
+    module = DigitsModule(options.out, options.step_seconds)
+    trainer.fit(module, training, validation, ckpt_path=lease.ckpt_path())
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -101,6 +108,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--accumulate", type=int, default=1, help="batches per optimizer step")
     parser.add_argument("--workers", type=int, default=2, help="loader workers without a lease")
     parser.add_argument("--samples", type=int, default=1600, help="the rest is for validation")
+    parser.add_argument("--devices", type=int, default=1, help="tasks on each node")
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--step-seconds", type=float, default=0.0, help="sleep per batch")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cpu", action="store_true", help="train on the CPU in any case")
     parser.add_argument("--out", type=Path, default=Path("digits-lightning.jsonl"))

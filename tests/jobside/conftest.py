@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from forks import Forks
     from torchjob import Job
+
+
+@pytest.fixture(scope="module")
+def forks(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Forks]:
+    """Programs with what the test module's PRELOAD names imported already."""
+    from forks import Forks
+
+    made = Forks(tmp_path_factory.mktemp("forks"), *request.module.PRELOAD)
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 from adaptive_program import PER_SAMPLE_VARIANCE, SQUARE
-from inprocess import finish, injected, lease, start, wait_for
+from forks import Forks
+from inprocess import finish, injected, lease, wait_for
 from launchers import Launchers, ended, free_port
 
 from slurm_synergy.jobside.board import Board
 
 PROGRAM = str(Path(__file__).with_name("adaptive_program.py"))
+PRELOAD = ("torch.distributed", "torch.nn.parallel", "torch.utils.data", "torch._dynamo")
 
 
 def run(
+    forks: Forks,
     tmp_path: Path,
     world: int,
     *arguments: object,
@@ -43,7 +46,7 @@ def run(
             OMP_NUM_THREADS="1",
         )
         words = [PROGRAM, str(tmp_path), *map(str, arguments)]
-        processes.append(start(words, environment))
+        processes.append(forks.start(words, environment))
     with ended(processes):
         if stop_at is None:
             return [finish(process)[0] for process in processes]
@@ -57,10 +60,12 @@ def lines(tmp_path: Path, world: int) -> list[list[dict[str, Any]]]:
     return [[json.loads(line) for line in text.splitlines()] for text in texts]
 
 
-def test_ranks_find_the_known_noise_and_change_the_batch_together(tmp_path: Path) -> None:
+def test_ranks_find_the_known_noise_and_change_the_batch_together(
+    tmp_path: Path, forks: Forks
+) -> None:
     """Steps of one pass and of several, with one batch after another."""
     arguments = (6000, 1, 8, 256, 16, "SGD", "200=64,220=128,235=8")
-    assert run(tmp_path, 2, *arguments) == [0, 0]
+    assert run(forks, tmp_path, 2, *arguments) == [0, 0]
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert first == second  # statistics, progress and weights
     assert first["variance"] == pytest.approx(PER_SAMPLE_VARIANCE / 8, rel=0.25)
@@ -74,10 +79,10 @@ def test_ranks_find_the_known_noise_and_change_the_batch_together(tmp_path: Path
     assert sorted(seen) == list(range(6000))
 
 
-def test_an_epoch_goes_on_with_other_ranks_and_another_batch(tmp_path: Path) -> None:
+def test_an_epoch_goes_on_with_other_ranks_and_another_batch(tmp_path: Path, forks: Forks) -> None:
     arguments = (3200, 1, 8, 256, 16, "SGD", "", 0.04)
-    assert run(tmp_path, 2, *arguments, batch_size=16, stop_at=20) == [85, 85]
-    assert run(tmp_path, 1, *arguments, batch_size=48, restart=1) == [0]
+    assert run(forks, tmp_path, 2, *arguments, batch_size=16, stop_at=20) == [85, 85]
+    assert run(forks, tmp_path, 1, *arguments, batch_size=48, restart=1) == [0]
     pair, alone = lines(tmp_path, 2), lines(tmp_path, 1)[0]
     seen = [index for rank in (*pair, alone) for line in rank for index in line["samples"]]
     assert sorted(seen) == list(range(3200))

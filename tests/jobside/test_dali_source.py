@@ -71,6 +71,9 @@ def test_files_come_through_the_cache_and_a_stopped_job_continues(
         return _loader(source, parallel=parallel)
 
     job.start()
+    # Held from here on: the workers of a pipeline may be the only ones that use it, and where all
+    # of these have ended, the next ones compare each item with its file before they believe it.
+    cache = minio_job.job_cache().store
     found: list[tuple[int, int]] = []
     for stop_at in (8, -1):
         loader = make()
@@ -84,11 +87,11 @@ def test_files_come_through_the_cache_and_a_stopped_job_continues(
                         job.stop()
         except synergy.LeaseEnded:
             job.start()
+        del loader
     for epoch in range(3):
         assert sorted(label for at, label in found if at == epoch) == list(range(SAMPLES))
     orders = [tuple(label for at, label in found if at == epoch) for epoch in range(3)]
     assert len(set(orders)) == 3
-    cache = minio_job.job_cache().store
     assert cache is not None and cache.head.items == SAMPLES
     # What the cache holds is not opened again.
     for path in job.files[1:]:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from inprocess import finish, injected, lease, start, wait_for
+from forks import Forks
+from inprocess import finish, injected, lease, wait_for
 from launchers import Launchers, ended, free_port
 
 import slurm_synergy.jobside as synergy
@@ -18,6 +19,13 @@ from slurm_synergy.errors import CheckpointError
 from slurm_synergy.jobside.board import Board
 
 PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "train_distributed.py"
+PRELOAD = (
+    "slurm_synergy.jobside.integrations.fsdp",
+    "torch.distributed.fsdp",
+    "torch.nn.parallel",
+    "torch.utils.data",
+    "torch._dynamo",
+)
 SAMPLES, BATCH, EPOCHS = 720, 12, 2
 STEPS = EPOCHS * SAMPLES // BATCH
 
@@ -27,6 +35,7 @@ class Training:
     """Incarnations of examples/train_distributed.py, each with its own ranks."""
 
     place: Path
+    forks: Forks
     shard: bool = False
     incarnations: int = 0
     stops: list[int] = field(default_factory=list)
@@ -53,7 +62,7 @@ class Training:
         options += ["--shard"] if self.shard else []
         self.incarnations += 1
         processes = [
-            start(
+            self.forks.start(
                 [str(PROGRAM), *options],
                 injected(board, self.place / "checkpoints", RANK=str(rank), **common),
             )
@@ -90,18 +99,18 @@ def each_sample_once(lines: list[dict[str, Any]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> list[dict[str, Any]]:
     """What two ranks of plain DDP write when nobody stops them."""
-    training = Training(tmp_path_factory.mktemp("undisturbed"))
+    training = Training(tmp_path_factory.mktemp("undisturbed"), forks)
     training.run(2)
     each_sample_once(training.lines())
     return training.lines()
 
 
 def test_ddp_stops_and_continues_without_a_trace(
-    tmp_path: Path, undisturbed: list[dict[str, Any]]
+    tmp_path: Path, forks: Forks, undisturbed: list[dict[str, Any]]
 ) -> None:
-    training = Training(tmp_path)
+    training = Training(tmp_path, forks)
     training.run(2, stop_after=5)
     training.run(2)
     assert 5 <= training.stops[0] < STEPS
@@ -109,9 +118,9 @@ def test_ddp_stops_and_continues_without_a_trace(
 
 
 def test_a_sharded_model_continues_on_another_number_of_ranks(
-    tmp_path: Path, undisturbed: list[dict[str, Any]]
+    tmp_path: Path, forks: Forks, undisturbed: list[dict[str, Any]]
 ) -> None:
-    training = Training(tmp_path, shard=True)
+    training = Training(tmp_path, forks, shard=True)
     training.run(2, stop_after=5)
     newest = max((tmp_path / "checkpoints").iterdir())
     shards = {path.name for path in (newest / "part-sharded").iterdir()}

@@ -51,9 +51,9 @@ def board(tmp_path: Path) -> Iterator[Board]:
 def saved(tmp_path: Path, *values: str) -> Session:
     session = Session(None, tmp_path / "checkpoints")
     for step, value in enumerate(values):
-        session._objects = None
         session.register(files=Files(value))
-        session._looked_for_checkpoints = True
+        if not step:
+            assert not session.resume()
         session.step = step
         session.save()
     return session
@@ -177,7 +177,7 @@ def test_batches_are_handed_out_without_being_counted(hooked: Session) -> None:
 
 def test_a_handler_that_was_there_before_can_be_left_out(hooked: Session) -> None:
     called: list[int] = []
-    hooked._previous_handler = lambda *_: called.append(1)
+    hooked._term._previous = lambda *_: called.append(1)
     os.kill(os.getpid(), signal.SIGTERM)
     hooked.own_sigterm()
     os.kill(os.getpid(), signal.SIGTERM)

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
+from forks import Forks
 from inprocess import ROOT, clean_environment, finish, injected, lease, start, wait_for
 
 import slurm_synergy.jobside as synergy
@@ -20,6 +21,7 @@ from slurm_synergy.jobside.board import Board
 from slurm_synergy.jobside.session import Session
 
 DIGITS = ROOT / "examples" / "train_digits.py"
+PRELOAD = ("torch.utils.data", "torch._dynamo", "sklearn.datasets")
 
 COUNTING = """
 import sys, time
@@ -49,19 +51,20 @@ def _board(tmp_path: Path, name: str, cores: int = 2) -> Board:
     return board
 
 
-@pytest.mark.slow
-def test_a_real_training_ends_bit_identically_after_three_interruptions(tmp_path: Path) -> None:
+def test_a_real_training_ends_bit_identically_after_three_interruptions(
+    tmp_path: Path, forks: Forks
+) -> None:
     arguments = [str(DIGITS), "--epochs", "4", "--seed", "3", "--step-seconds", "0.02"]
 
     plain = tmp_path / "plain.jsonl"
     place = {"SYNERGY_CHECKPOINT_DIR": str(tmp_path / "plain")}
-    undisturbed = start([*arguments, "--out", str(plain)], clean_environment(**place))
+    undisturbed = forks.start([*arguments, "--out", str(plain)], clean_environment(**place))
 
     interrupted = tmp_path / "interrupted.jsonl"
     for life, (cores, last) in enumerate(((1, 7), (3, 40), (2, 60), (1, None))):
         board = _board(tmp_path, f"board{life}", cores)
         environment = injected(board, tmp_path / "checkpoints", SLURM_RESTART_COUNT=str(life))
-        process = start([*arguments, "--out", str(interrupted)], environment)
+        process = forks.start([*arguments, "--out", str(interrupted)], environment)
         if last is not None:
             wait_for(lambda b=board, s=last: b.read_report().step >= s, f"step {last}")  # type: ignore[misc]
             board.write_lease(lease(cores, stop=True))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import Forked, Forks
 from inprocess import clean_environment, finish, injected, lease, start, wait_for
 from launchers import Launchers, ended, free_port
 
@@ -17,14 +17,17 @@ from slurm_synergy.jobside.agreement import Agreement, Identity, Verdict
 from slurm_synergy.jobside.board import Board, LeaseView, Report
 
 PROGRAM = Path(__file__).with_name("ddp_program.py")
+PRELOAD = ("torch.distributed", "torch.nn.parallel", "torch.utils.data", "torch._dynamo")
+Process = subprocess.Popen[str] | Forked
 
 
 class Job:
     """A distributed training in several incarnations, each with its own ranks and boards."""
 
-    def __init__(self, tmp_path: Path, epochs: int, step_s: float = 0.1) -> None:
-        self._tmp_path, self._incarnation = tmp_path, 0
+    def __init__(self, tmp_path: Path, forks: Forks, epochs: int, step_s: float = 0.1) -> None:
+        self._tmp_path, self._forks, self._incarnation = tmp_path, forks, 0
         self._arguments = [str(tmp_path), str(epochs), str(step_s)]
+        self._unpaced = [str(tmp_path), str(epochs), "0"]
         self.boards: list[Board] = []
 
     def _new_boards(self, count: int) -> None:
@@ -38,7 +41,7 @@ class Job:
         for board in self.boards:
             board.write_lease(lease(1))
 
-    def srun(self, ranks: int) -> list[subprocess.Popen[str]]:
+    def srun(self, ranks: int, *, paced: bool = True) -> list[Process]:
         """One task per rank, each with a board of its own."""
         self._new_boards(ranks)
         common = {
@@ -48,14 +51,14 @@ class Job:
             "SLURM_RESTART_COUNT": str(self._incarnation - 1),
         }
         return [
-            start(
-                [str(PROGRAM), *self._arguments],
+            self._forks.start(
+                [str(PROGRAM), *(self._arguments if paced else self._unpaced)],
                 injected(board, self._tmp_path / "checkpoints", RANK=str(rank), **common),
             )
             for rank, board in enumerate(self.boards)
         ]
 
-    def torchrun(self, ranks: int) -> list[subprocess.Popen[str]]:
+    def torchrun(self, ranks: int) -> list[Process]:
         """One task, whose torchrun starts the ranks: they share a board."""
         self._new_boards(1)
         environment = injected(
@@ -72,7 +75,7 @@ class Job:
         ]
 
     def wait_for_steps(self, steps: int) -> None:
-        wait_for(lambda: self.boards[0].read_report().step >= steps, f"step {steps}")
+        wait_for(lambda: self.boards[0].read_report().step >= steps, f"step {steps}", 200)
 
     def samples(self) -> dict[int, Counter[int]]:
         """How often each sample was used, by epoch."""
@@ -84,7 +87,7 @@ class Job:
         return seen
 
 
-def _stop(job: Job, processes: list[subprocess.Popen[str]], code: int) -> int:
+def _stop(job: Job, processes: list[Process], code: int) -> int:
     with ended(processes), Launchers(job.boards) as launchers:
         results = [finish(process) for process in processes]
     assert [status for status, *_ in results] == [code] * len(processes), results
@@ -97,9 +100,9 @@ def _stop(job: Job, processes: list[subprocess.Popen[str]], code: int) -> int:
 
 @pytest.mark.slow
 def test_ranks_stop_together_and_use_each_sample_once_with_other_rank_counts(
-    tmp_path: Path,
+    tmp_path: Path, forks: Forks
 ) -> None:
-    job = Job(tmp_path, epochs=4)
+    job = Job(tmp_path, forks, epochs=4)
     processes = job.srun(3)
     job.wait_for_steps(2)
     first = _stop(job, processes, 85)
@@ -110,7 +113,7 @@ def test_ranks_stop_together_and_use_each_sample_once_with_other_rank_counts(
     job.wait_for_steps(second + 2)
     third = _stop(job, processes, 0)  # torchrun would restart workers that end otherwise
     assert 2 <= first < second < third
-    processes = job.srun(1)
+    processes = job.srun(1, paced=False)
     with ended(processes):
         status, _out, err = finish(processes[0])
     assert status == 0, err
@@ -297,10 +300,10 @@ def test_independent_tasks_of_a_step_stop_together_and_keep_checkpoints_of_their
     assert out.split() == [str(item) for item in range(last, 400)]
 
 
-def test_ranks_without_a_launcher_train_as_usual(tmp_path: Path) -> None:
+def test_ranks_without_a_launcher_train_as_usual(tmp_path: Path, forks: Forks) -> None:
     port = free_port()
     processes = [
-        start(
+        forks.start(
             [str(PROGRAM), str(tmp_path), "1", "0"],
             clean_environment(
                 MASTER_ADDR="127.0.0.1", MASTER_PORT=port, WORLD_SIZE="2", RANK=str(rank)
@@ -309,10 +312,8 @@ def test_ranks_without_a_launcher_train_as_usual(tmp_path: Path) -> None:
         for rank in range(2)
     ]
     with ended(processes):
-        began_s = time.monotonic()
         for process in processes:
             status, _out, err = finish(process)
             assert status == 0, err
-    assert time.monotonic() - began_s < 100
     lines = (tmp_path / "0-of-2.jsonl").read_text().splitlines()
     assert len(lines) == 17
