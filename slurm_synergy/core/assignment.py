@@ -4,7 +4,7 @@ This is Sia's integer program (SOSP '23, section 3.4) as a multiple-choice knaps
 one or two for each GPU type. Lagrangian prices on the rows split it into one choice per job and
 give an upper bound for any choice, so every answer comes with a certificate:
 
-1. Prices that minimise the bound, by Newton's method on a smoothed bound.
+1. Prices that minimise the bound: exact ones, unless jobs are many.
 2. An incumbent: each job takes its best configuration at these prices; overfull rows are relieved
    where it costs least, what is left is given where it brings most.
 3. Whatever a job would lose by another configuration beyond the gap between bound and incumbent is
@@ -20,6 +20,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from slurm_synergy.core.relaxation import relaxed_prices
+from slurm_synergy.core.smoothing import smoothed_prices
 from slurm_synergy.errors import ModelError
 
 __all__ = ["IDLE", "Assignment", "Choices", "assign"]
@@ -31,13 +33,8 @@ Bools = NDArray[np.bool_]
 IDLE: Final = -1
 """The configuration of a job that gets none."""
 
-_SMOOTHING: Final = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)  # relative to the typical gain
-_NEWTON_STEPS: Final = 8
-_HALVINGS: Final = 12
-_ENOUGH: Final = 2e-6  # a bound that one step of smoothing brings down by less is near its least
-_NEGLIGIBLE: Final = 60.0
-_SAMPLE: Final = 1000  # jobs that suffice for the coarse prices
-_FINE: Final = 2  # last steps of smoothing, which look at every job
+_FEW_JOBS: Final = 200  # up to here, and with as few rows, exact prices take less time
+_FEW_ROWS: Final = 12
 _SAME: Final = 1e-9  # relative: two choices that differ by less are equally good
 _DP_WORK: Final = 30_000_000  # additions of the exact step: about 30 ms
 
@@ -101,21 +98,18 @@ def assign(choices: Choices, *, gap: float = 1e-4, start: Ints | None = None) ->
     help and is ignored.
     """
     search = _Search(choices)
-    prices = search.prices()
-    bound, chosen = search.at(prices)
-    chosen = search.improve(search.relieve(chosen, prices), prices)
+    if start is not None and not search.is_feasible(start):
+        start = None
+    prices = search.prices(start)
+    bound, best = search.at(prices)
+    chosen = search.incumbent(best, prices, bound, start)
     value = search.value(chosen)
     exact = bound - value <= gap * max(abs(value), 1e-9)
     if not exact:
         found = search.core(prices, bound, chosen, value)
         if found is not None:
             chosen, exact = found, True
-            value = search.value(chosen)
-            bound = value
-    if start is not None and search.is_feasible(start):
-        kept = search.improve(start, prices)
-        if search.value(kept) >= value - _SAME * max(abs(value), 1e-9):
-            chosen, value = kept, search.value(kept)
+            bound = value = search.value(chosen)
     feasible = bool(((chosen != IDLE) | ~choices.forced).all())
     return Assignment(
         chosen=chosen, objective=value, bound=bound, prices=prices, exact=exact, feasible=feasible
@@ -130,6 +124,8 @@ class _Search:
         self.idle = columns
         self.limits = choices.limits
         self.takes = np.hstack([choices.takes, np.zeros((len(choices.limits), 1))])
+        # What a job takes more of each row when it moves from one column to another.
+        self.change = self.takes[:, None, :] - self.takes[:, :, None]
         self.gains = np.full((jobs, columns + 1), 0.0)
         self.gains[:, :columns] = choices.gains
         # A configuration that no longer fits even alone cannot be part of any answer.
@@ -142,7 +138,6 @@ class _Search:
         self.penalty = (jobs + 1) * 2 * self.scale
         self.gains[choices.forced & served, self.idle] = -self.penalty
         self.jobs = jobs
-        self.stride = 1  # of the jobs that the smoothed bound looks at
 
     def value(self, chosen: Ints) -> float:
         """The objective, without the penalty of forced jobs that stay idle."""
@@ -172,71 +167,29 @@ class _Search:
         total = reduced[np.arange(self.jobs), best].sum() + prices @ self.limits
         return float(total), np.where(best == self.idle, IDLE, best).astype(np.int64)
 
-    def prices(self) -> Floats:
-        """Prices at (nearly) the least bound: Newton on the smoothed bound, ever less smooth."""
-        prices = np.zeros(len(self.limits))
+    def prices(self, start: Ints | None) -> Floats:
+        """Prices at (nearly) the least bound; ``start`` is a choice that fits."""
         if not self.jobs or not len(self.limits):
-            return prices
-        bound, chosen = self.at(prices)
+            return np.zeros(len(self.limits))
+        _, chosen = self.at(np.zeros(len(self.limits)))
         if (self.used(self.columns(chosen)) <= self.limits).all():
-            return prices  # nothing is scarce
-        best, best_bound = prices, bound
-        typical = self._typical_gain()
-        for step, smoothing in enumerate(_SMOOTHING):
-            coarse = step < len(_SMOOTHING) - _FINE
-            self.stride = max(self.jobs // _SAMPLE, 1) if coarse else 1
-            prices = self._descend(prices, smoothing * typical)
-            bound, _ = self.at(prices)
-            closer = best_bound - bound
-            if bound < best_bound:
-                best, best_bound = prices, bound
-            if not coarse and 0 <= closer < _ENOUGH * abs(best_bound):
-                break
-        return best
+            return np.zeros(len(self.limits))  # nothing is scarce
+        if self.jobs > _FEW_JOBS or len(self.limits) > _FEW_ROWS:
+            return smoothed_prices(self.gains, self.takes, self.limits)
+        keys = np.full(self.jobs, self.idle) if start is None else self.columns(start)
+        return relaxed_prices(self.gains, self.takes, self.limits, keys)
 
-    def _typical_gain(self) -> float:
-        top = self.gains[:, : self.idle].max(axis=1, initial=-np.inf)
-        top = np.abs(top[np.isfinite(top)])
-        return float(np.median(top)) if top.size and np.median(top) > 0 else self.scale
-
-    def _descend(self, prices: Floats, smooth: float) -> Floats:
-        value, gradient, curvature = self._smoothed(prices, smooth)
-        for _ in range(_NEWTON_STEPS):
-            free = (prices > 0) | (gradient < 0)
-            if not free.any() or np.abs(gradient[free]).max() < 1e-3:
-                break
-            step = np.zeros_like(prices)
-            part = curvature[np.ix_(free, free)] + 1e-9 * np.eye(int(free.sum()))
-            ridge = max(float(np.trace(part)), 1e-12) * 1e-8
-            step[free] = np.linalg.solve(part + ridge * np.eye(len(part)), -gradient[free])
-            length = 1.0
-            for _ in range(_HALVINGS):
-                trial = np.maximum(prices + length * step, 0.0)
-                found = self._smoothed(trial, smooth)
-                if found[0] < value - 1e-12 * abs(value):
-                    break
-                length /= 2
-            else:
-                break
-            prices = trial
-            value, gradient, curvature = found
-        return prices
-
-    def _smoothed(self, prices: Floats, smooth: float) -> tuple[float, Floats, Floats]:
-        """Smoothed bound with its gradient ``(R,)`` and second derivatives ``(R, R)``."""
-        reduced = (self.gains[:: self.stride] - prices @ self.takes) * (1.0 / smooth)
-        top = reduced.max(axis=1, keepdims=True)
-        # Below that nothing is added to the sums, but denormal numbers are slow.
-        weights = np.exp(np.maximum(reduced - top, -_NEGLIGIBLE))
-        total = weights.sum(axis=1, keepdims=True)
-        weights /= total
-        limits = self.limits * (len(reduced) / self.jobs)
-        value = smooth * float((top + np.log(total)).sum()) + float(prices @ limits)
-        expected = weights @ self.takes.T  # (J, R): what each job is likely to take
-        gradient = limits - expected.sum(axis=0)
-        column = weights.sum(axis=0)
-        second = (self.takes * column) @ self.takes.T - expected.T @ expected
-        return value, gradient, second / smooth
+    def incumbent(self, best: Ints, prices: Floats, bound: float, start: Ints | None) -> Ints:
+        """A good choice that fits: ``start`` completed, unless ``best`` relieved is better."""
+        if start is None:
+            return self.improve(self.relieve(best, prices), prices)
+        kept = self.improve(start, prices)
+        if not _is_better(bound, self.value(kept)):
+            return kept  # nothing is
+        found = self.improve(self.relieve(best, prices), prices)
+        rows, penalised = np.arange(self.jobs), self.gains
+        values = [float(penalised[rows, self.columns(one)].sum()) for one in (found, kept)]
+        return found if _is_better(*values) else kept
 
     def relieve(self, chosen: Ints, prices: Floats) -> Ints:
         """Take back from jobs until every row fits, where it costs least per unit of relief."""
@@ -244,22 +197,20 @@ class _Search:
         over = self.used(columns) - self.limits
         worth = prices @ self.takes
         while (over > 0).any():
-            now = self.takes[:, columns]  # (R, J)
-            relief = np.zeros_like(self.gains)
-            worse = np.zeros(self.gains.shape, dtype=bool)
-            for row in range(len(self.limits)):
-                change = now[row][:, None] - self.takes[row][None, :]
-                if over[row] > 0:
-                    relief += np.clip(change, 0.0, over[row]) / over[row]
-                else:
-                    worse |= change < over[row]  # would overfill a row that fits now
+            full = over > 0
+            frees = -self.change
+            # By the columns from which and to which a job moves.
+            most = over[full][:, None, None]
+            relief = (np.clip(frees[full], 0.0, most) / most).sum(axis=0)
+            spills = (frees[~full] < over[~full][:, None, None]).any(axis=0)
+            helps = (relief > 0) & ~spills
             loss = self.gains[np.arange(self.jobs), columns][:, None] - self.gains
             # Beside the plain loss counts what the move takes or frees of the other rows.
-            loss += worth[None, :] - worth[columns][:, None]
-            cost = np.where((relief > 0) & ~worse, loss / np.maximum(relief, 1e-12), np.inf)
+            loss += (worth[None, :] - worth[:, None])[columns]
+            cost = np.where(helps[columns], loss / np.maximum(relief, 1e-12)[columns], np.inf)
             if not self._apply_until_fits(columns, cost, over):
                 # Only idleness is left: it always relieves and never overfills.
-                loads = np.where(over[:, None] > 0, now, 0.0).sum(axis=0)
+                loads = np.where(full[:, None], self.takes[:, columns], 0.0).sum(axis=0)
                 columns[int(np.argmax(loads))] = self.idle
             over = self.used(columns) - self.limits
         return np.where(columns == self.idle, IDLE, columns)
@@ -291,15 +242,16 @@ class _Search:
         columns = self.columns(chosen)
         rows = np.arange(self.jobs)
         worth = prices @ self.takes
+        # Of equal gains the one that takes less of what is scarce.
+        dear = 1e-3 * np.maximum(worth[None, :] - worth[:, None], 0.0)
         for _ in range(self.jobs + 1):
             left = self.limits - self.used(columns)
+            # By the columns from which and to which a job moves.
+            too_large: Bools = np.any(self.change > left[:, None, None], axis=0)
             more = self.gains - self.gains[rows, columns][:, None]
-            for row in range(len(self.limits)):
-                needs = self.takes[row][None, :] - self.takes[row][columns][:, None]
-                more[needs > left[row]] = -np.inf
-            more[more <= 1e-12 * self.scale] = -np.inf
-            # Of equal gains the one that takes less of what is scarce.
-            more -= 1e-3 * np.maximum(worth[None, :] - worth[columns][:, None], 0.0)
+            closed = too_large[columns] | (more <= 1e-12 * self.scale)
+            more -= dear[columns]
+            more[closed] = -np.inf
             at = np.argmax(more, axis=1)
             best = more[rows, at]
             order = np.argsort(-best, kind="stable")
@@ -351,7 +303,7 @@ class _Search:
             return None
         columns[undecided] = picked
         better = np.where(columns == self.idle, IDLE, columns)
-        return better if self.value(better) >= value else chosen
+        return better if _is_better(self.value(better), value) else chosen
 
     def _sizes(self, open_: Bools, left: Ints) -> list[int]:
         """States per row: no more than all undecided jobs together could take."""
@@ -390,3 +342,8 @@ class _Search:
             need = self.takes[:, column].astype(np.int64)
             at = tuple(int(a - b) for a, b in zip(at, need, strict=True))
         return picked
+
+
+def _is_better(value: float, other: float) -> bool:
+    """Whether it is by more than rounding."""
+    return value - other > _SAME * max(abs(value), 1e-9)

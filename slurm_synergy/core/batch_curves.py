@@ -98,11 +98,15 @@ class Curves:
     def __init__(self, candidates: int, most: int = _MOST_KEPT) -> None:
         self._candidates, self._most = candidates, most
         self._columns: dict[Hashable, int] = {}
+        self._numbering: tuple[Sequence[Hashable], Ints] = ((), np.empty(0, dtype=np.int64))
         self._at = np.full((0, 0), -1, dtype=np.int64)  # by job and configuration
         self._used = 0
         self._of = np.empty((0, len(_OF_CURVE) + 2))  # what each was made from
         self._rate = np.empty((candidates, 0))
         self._scale = np.empty((candidates, 0))
+        # Of each the last question (statistics and bound) and its answer (goodput and batch).
+        self._asked = np.empty((0, len(_STATISTICS) + 1))
+        self._found = np.empty((0, 3))
 
     def best(
         self,
@@ -142,10 +146,14 @@ class Curves:
             whole[with_], whole[without] = one, other
         return found
 
-    def _numbered(self, configurations: Iterable[Hashable]) -> Ints:
-        known = self._columns
-        found = [known.setdefault(one, len(known)) for one in configurations]
-        return np.array(found, dtype=np.int64)
+    def _numbered(self, configurations: Sequence[Hashable]) -> Ints:
+        before, found = self._numbering
+        if configurations is not before:
+            known = self._columns
+            numbers = [known.setdefault(one, len(known)) for one in configurations]
+            found = np.array(numbers, dtype=np.int64)
+            self._numbering = configurations, found
+        return found
 
     def _reach(self, jobs: int, columns: int) -> None:
         """Make the table large enough."""
@@ -179,26 +187,31 @@ class Curves:
             curve = _curve(rows, nodes[part], replicas[part], self._candidates)
             self._rate[:, there], self._scale[:, there] = curve
             self._of[there] = made_from[part]
+            self._asked[there] = np.nan
         return at
 
     def _grow(self) -> None:
         there = len(self._of)
         if self._used > there:
             more = min(max(2 * there, self._used), self._most) - there
-            self._of = np.vstack((self._of, np.empty((more, self._of.shape[1]))))
+            self._of, self._asked, self._found = (
+                np.vstack((one, np.empty((more, one.shape[1]))))
+                for one in (self._of, self._asked, self._found)
+            )
             self._rate = np.hstack((self._rate, np.empty((self._candidates, more))))
             self._scale = np.hstack((self._scale, np.empty((self._candidates, more))))
 
     def _best_kept(self, at: Ints, numbers: Floats, replicas: Ints, most_rate: Floats) -> Found:
-        found = []
-        for start in range(0, len(at), _AT_ONCE):
-            part = slice(start, start + _AT_ONCE)
+        asked = np.column_stack((numbers[:, _STATISTICS], most_rate))
+        for part in _parts(np.nonzero((self._asked[at] != asked).any(axis=1))[0]):
             rows, there = np.ascontiguousarray(numbers[part].T), at[part]
             rate, scale = np.take(self._rate, there, axis=1), np.take(self._scale, there, axis=1)
             best, which = _top(rows, rate, scale, most_rate[part])
             batch = _batch_at(rows, replicas[part], which, self._candidates, best > 0)
-            found.append((best, *batch))
-        return _joined(found)
+            self._asked[there] = asked[part]
+            self._found[there] = np.column_stack((best, *batch))
+        goodput, local, passes = self._found[at].T
+        return goodput, local.astype(np.int64), passes.astype(np.int64)
 
 
 def _parts(numbers: Ints) -> Iterable[Ints]:

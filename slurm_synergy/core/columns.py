@@ -6,7 +6,7 @@ column too; it counts as the smallest configuration that covers it (algorithms C
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,12 +17,13 @@ from slurm_synergy.core.configurations import (
     Usage,
     configuration_set,
     pieces,
+    tally,
     usage,
 )
-from slurm_synergy.core.model import Configuration, Elasticity, Job, JobStatus
+from slurm_synergy.core.model import Configuration, Elasticity, Job, JobStatus, Node
 from slurm_synergy.core.snapshot import held
 
-__all__ = ["Columns", "Key", "held_key", "scale_limit", "scale_limits", "suits"]
+__all__ = ["Columns", "Key", "Offers", "held_key", "scale_limit", "scale_limits", "suits"]
 
 Ints = NDArray[np.int64]
 
@@ -31,6 +32,7 @@ Key = tuple[str, int, int | None]
 
 # Until Python 3.12, looking up a member of an enumeration takes longer than comparing it.
 _RIGID = Elasticity.RIGID
+_MOST_KEPT = 64
 
 
 def suits(capacities: Capacities, job: Job) -> bool:
@@ -82,33 +84,20 @@ def scale_limits(least: Ints | int, most: Ints | int, holds: Ints | int, seen: I
 class Columns:
     """The configurations, by number, and what they take.
 
-    ``held`` are the keys of what each job holds, ``limits`` ``(J,)`` the most GPUs that it may have
-    next. The first ``offered`` are those of the pool, in which elastic jobs choose; then come the
-    shapes of rigid jobs and odd ones that are held.
+    The first ``offered`` are the ``pool`` of configurations in which elastic jobs choose; then come
+    the ``odd`` shapes, of rigid jobs or held by others. ``kind``, ``gpus``, ``nodes`` and ``each``
+    ``(K,)`` are the number of the GPU type among ``kinds``, the GPUs, and the nodes with the GPUs
+    on each of them.
     """
 
     def __init__(
         self,
         capacities: Capacities,
-        jobs: Sequence[JobStatus],
         kinds: tuple[str, ...],
-        holds: Sequence[Key | None],
-        limits: Ints,
+        pool: tuple[Configuration, ...],
+        odd: Iterable[Key],
     ) -> None:
-        self.held, self.limits = holds, limits
-        elastic = [
-            max(limit, 2 * status.job.least_gpus)
-            for status, limit in zip(jobs, limits.tolist(), strict=True)
-            if status.job.elasticity is not _RIGID
-        ]
-        pool: tuple[Configuration, ...] = ()
-        if elastic:
-            # The smallest that the pool offers may be larger than the smallest that a job allows.
-            most = max(elastic)
-            largest = max((size for _, size in capacities.whole), default=1)
-            pool = configuration_set(capacities, most_gpus=max(most, largest))
         self.offered = len(pool)
-        odd = _odd_shapes(capacities, jobs, self.held, {_key(one) for one in pool})
         covers = {key: _cover(capacities, key) for key in sorted(odd, key=_order)}
         fitting = {
             key: cover
@@ -126,14 +115,64 @@ class Columns:
         self.gpus = np.array([one.gpus for one in self.all], dtype=np.int64)
         # A job that may be split is taken to fill the largest pieces.
         sizes = {kind: max(capacities.pieces(kind)) for kind in capacities.gpu_types}
-        self.each = [
+        each = [
             one.gpus // one.nodes if one.nodes else min(one.gpus, sizes[one.gpu_type or ""])
             for one in self.all
         ]
-        self.nodes = -(-self.gpus // np.array(self.each, dtype=np.int64))
-        self.pairs = [
-            (one.gpu_type or "", each) for one, each in zip(self.all, self.each, strict=True)
-        ]
+        self.each = np.array(each, dtype=np.int64)
+        self.nodes = -(-self.gpus // self.each)
+        self.pairs = [(one.gpu_type or "", size) for one, size in zip(self.all, each, strict=True)]
+
+
+class Offers:
+    """The columns for jobs on given nodes: the same object for the same shapes on the same pool."""
+
+    def __init__(self, nodes: Sequence[Node], kinds: tuple[str, ...]) -> None:
+        self._nodes, self._kinds = nodes, kinds
+        self._pools: dict[object, _Pool] = {}
+
+    def of(
+        self,
+        jobs: Sequence[JobStatus],
+        holds: Sequence[Key | None],
+        most_gpus: int | None,
+        taken: Mapping[str, int],
+    ) -> Columns:
+        """The columns for ``jobs``, which hold ``holds``, when ``taken`` GPUs are out of reach.
+
+        ``most_gpus`` is the most that an elastic one of them may have next, None without any.
+        """
+        key = (most_gpus, tuple(sorted(taken.items())))
+        pool = self._pools.get(key)
+        if pool is None:
+            if len(self._pools) >= _MOST_KEPT:
+                self._pools.clear()
+            pool = self._pools[key] = _Pool(tally(self._nodes, taken), most_gpus)
+        odd = _odd_shapes(pool, jobs, holds)
+        found = pool.made.get(odd)
+        if found is None:
+            if len(pool.made) >= _MOST_KEPT:
+                pool.made.clear()
+            found = Columns(pool.capacities, self._kinds, pool.configurations, odd)
+            pool.made[odd] = found
+        return found
+
+
+class _Pool:
+    """What is in reach, the configurations that it offers, and the columns made of them."""
+
+    __slots__ = ("capacities", "configurations", "keys", "made")
+
+    def __init__(self, capacities: Capacities, most_gpus: int | None) -> None:
+        self.capacities = capacities
+        self.configurations: tuple[Configuration, ...] = ()
+        if most_gpus is not None:
+            # The smallest that the pool offers may be larger than the smallest that a job allows.
+            largest = max((size for _, size in capacities.whole), default=1)
+            most = max(most_gpus, largest)
+            self.configurations = configuration_set(capacities, most_gpus=most)
+        self.keys = {_key(one) for one in self.configurations}
+        self.made: dict[frozenset[Key], Columns] = {}
 
 
 def _key(configuration: Configuration) -> Key:
@@ -145,22 +184,18 @@ def _order(key: Key) -> tuple[str, int, int]:
 
 
 def _odd_shapes(
-    capacities: Capacities,
-    jobs: Sequence[JobStatus],
-    holds: Sequence[Key | None],
-    known: set[Key],
-) -> set[Key]:
-    """Shapes that rigid jobs ask for, or that elastic ones hold, beside the ``known`` ones."""
+    pool: _Pool, jobs: Sequence[JobStatus], holds: Sequence[Key | None]
+) -> frozenset[Key]:
+    """Shapes that rigid jobs ask for, or that elastic ones hold, beside those of the pool."""
     found: set[Key] = set()
+    there = pool.capacities.gpu_types
     for status, now in zip(jobs, holds, strict=True):
         job = status.job
         if job.elasticity is _RIGID:
-            kinds = job.gpu_types or capacities.gpu_types
-            found.update((kind, job.gpus, job.nodes) for kind in kinds)
+            found.update((kind, job.gpus, job.nodes) for kind in job.gpu_types or there)
         elif now is not None:
             found.add(now)
-    there = set(capacities.gpu_types)
-    return {key for key in found - known if key[0] in there}
+    return frozenset(key for key in found - pool.keys if key[0] in there)
 
 
 def _cover(capacities: Capacities, key: Key) -> tuple[Configuration, int] | None:

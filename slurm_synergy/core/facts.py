@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slurm_synergy.core.batch_curves import NUMBERS, Curves, Row
-from slurm_synergy.core.columns import Columns, Key, held_key
+from slurm_synergy.core.columns import Columns, Key, Offers, held_key
 from slurm_synergy.core.elastic import gpus_per_replica, models_of
 from slurm_synergy.core.goodput import CANDIDATES, BatchLimits, Learner, ThroughputModel
 from slurm_synergy.core.model import (
@@ -143,6 +143,13 @@ class Facts:
     def __init__(self, snapshot: Snapshot) -> None:
         self.kinds = tuple(sorted({node.gpu_type for node in snapshot.nodes}))
         self.curves = Curves(CANDIDATES)
+        self.offers = Offers(snapshot.nodes, self.kinds)
+        # The most memory of a usable node of each type, in MiB.
+        self.most_mib = np.zeros(len(self.kinds))
+        for node in snapshot.nodes:
+            if node.capacity.gpus:
+                at = self.kinds.index(node.gpu_type)
+                self.most_mib[at] = max(self.most_mib[at], node.capacity.mem_mib)
         self._supplies = Supplies(snapshot)
         self._origins: dict[int, _Origin] = {}
         kinds = len(self.kinds)

@@ -57,7 +57,7 @@ class Supplies:
                 (kind, each): self._rate(status, sort, kind, each)
                 for kind, each in set(columns.pairs)
             }
-            counts = columns.gpus / np.array([each for _, each in columns.pairs])
+            counts = columns.gpus / columns.each
             row = self._rows[key] = counts * np.array([rates[pair] for pair in columns.pairs])
         return row
 

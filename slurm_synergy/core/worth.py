@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from slurm_synergy.core.batch_curves import Row, best_of, goodput_of
 from slurm_synergy.core.columns import Columns, scale_limits
-from slurm_synergy.core.configurations import Usage, tally
+from slurm_synergy.core.configurations import Usage
 from slurm_synergy.core.facts import Fact, Facts, FactsOf, learner_on
 from slurm_synergy.core.model import Configuration, JobStatus, Snapshot
 
@@ -79,8 +79,12 @@ def worth_of(
     limits = scale_limits(
         facts[Fact.LEAST], facts[Fact.MOST], facts[Fact.HELD], facts[Fact.EXPLORED]
     )
-    columns = Columns(tally(snapshot.nodes, taken), jobs, known.kinds, facts.held, limits)
-    cells = _Cells(snapshot, jobs, columns, known, facts)
+    elastic = facts[Fact.IS_RIGID] == 0
+    # The smallest that the pool offers may be twice the smallest that a job allows.
+    reach = np.maximum(limits, 2 * facts[Fact.LEAST])[elastic]
+    most = int(reach.max()) if len(reach) else None
+    columns = known.offers.of(jobs, facts.held, most, taken or {})
+    cells = _Cells(jobs, columns, limits, known, facts)
     cells.fill()
     least = np.where(cells.goodput > 0, columns.gpus[None, :], np.inf).min(axis=1, initial=np.inf)
     return Worth(
@@ -102,13 +106,13 @@ class _Cells:
 
     def __init__(
         self,
-        snapshot: Snapshot,
         jobs: Sequence[JobStatus],
         columns: Columns,
+        limits: Ints,
         known: Facts,
         facts: FactsOf,
     ) -> None:
-        self._jobs, self._columns, self._nodes = jobs, columns, snapshot.nodes
+        self._jobs, self._columns, self._limits = jobs, columns, limits
         self._known, self._facts = known, facts
         self._units, self._numbers = facts.units, facts.numbers
         self._modelled = np.isfinite(facts.numbers[:, :, Row.COMPUTE])
@@ -157,7 +161,7 @@ class _Cells:
             here = ours & (columns.kind == number)[None, :]
             least = np.where(here, gpus, np.iinfo(np.int64).max).min(axis=1)
             smallest |= here & (gpus == least[:, None])
-        open_ = (ours & (gpus <= columns.limits[:, None])) | smallest
+        open_ = (ours & (gpus <= self._limits[:, None])) | smallest
         self._open_own(open_, smallest)
         self._close_small(open_)
         return open_, open_ & smallest
@@ -165,14 +169,10 @@ class _Cells:
     def _close_small(self, open_: Bools) -> None:
         """Close what has not the memory that the processes need, on any node."""
         columns = self._columns
-        most = dict.fromkeys(columns.kinds, 0)
-        for node in self._nodes:
-            if node.capacity.gpus:
-                most[node.gpu_type] = max(most[node.gpu_type], node.capacity.mem_mib)
-        there = np.array([most[kind] for kind in columns.kinds], dtype=float)[columns.kind]
+        there = self._known.most_mib[columns.kind]
         asked = self._facts[Fact.ASKED][:, None]
         need = self._facts[Fact.NEED_MIB].astype(float)[:, None]
-        each = np.array(columns.each, dtype=float)[None, :]
+        each = columns.each.astype(float)[None, :]
         open_ &= need * np.maximum(each / asked, 1.0) <= there[None, :]
 
     def _open_own(self, open_: Bools, certain: Bools) -> None:

@@ -323,21 +323,24 @@ class _Words:
 
     def __init__(self, snapshot: Snapshot, offer: Offer) -> None:
         self._snapshot, self._offer = snapshot, offer
-        self._prices = [offer.price(column) for column in range(len(offer.worth.configurations))]
+        self._prices = offer.found.prices @ offer.worth.usage.takes
+        # Of each job the configuration that it would gain most from, the price paid.
+        surplus = offer.gains - self._prices
+        self._best = np.argmax(surplus, axis=1).tolist() if surplus.size else []
         self._whole: Capacities | None = None
 
     def idle(self, row: int) -> Reason:
         """The reason of a job for which no configuration was chosen."""
-        brings, worth = self._offer.gains[row], self._offer.worth
-        open_ = np.nonzero(np.isfinite(brings))[0]
-        if not len(open_):
+        worth = self._offer.worth
+        best = self._best[row] if self._best else IDLE
+        brings = float(self._offer.gains[row, best]) if self._best else -np.inf
+        if not np.isfinite(brings):
             return self._nothing_on_offer(worth.jobs[row])
-        best = int(open_[np.argmax(brings[open_] - np.array(self._prices)[open_])])
         one = worth.configurations[best]
         return Reason(
             code=ReasonCode.NO_GPUS,
             text=f"{amount(one.gpus, one.gpu_type or '', one.nodes)} would bring it "
-            f"{brings[best]:.2f}, and {'is' if one.gpus == 1 else 'are'} worth "
+            f"{brings:.2f}, and {'is' if one.gpus == 1 else 'are'} worth "
             f"{self._prices[best]:.2f} to other jobs",
         )
 

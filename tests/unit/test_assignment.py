@@ -188,6 +188,19 @@ def test_a_choice_that_is_as_good_as_any_is_kept() -> None:
 def test_a_start_never_makes_the_answer_worse(choices: Choices, column: int) -> None:
     jobs, columns = choices.gains.shape
     start = np.full(jobs, column if column < columns else IDLE)
-    plain, kept = assign(choices), assign(choices, start=start)
+    plain, kept = assign(choices, gap=0.0), assign(choices, gap=0.0, start=start)
     _check(choices, kept)
     assert kept.objective >= plain.objective - 1e-6
+
+
+def test_a_start_that_serves_a_forced_job_is_not_given_up_for_more_gain() -> None:
+    """Two GPUs: the forced job needs both and loses by it, the others would gain from one each."""
+    choices = Choices(
+        gains=np.array([[-np.inf, -0.5], [1.0, -np.inf], [1.0, -np.inf]]),
+        takes=np.array([[1.0, 2.0]]),
+        limits=np.array([2.0]),
+        forced=np.array([True, False, False]),
+    )
+    found = assign(choices, start=np.array([1, IDLE, IDLE]))
+    assert found.feasible
+    assert found.chosen.tolist() == [1, IDLE, IDLE]

@@ -108,6 +108,17 @@ def test_a_later_round_has_the_matrix_of_a_fresh_one(
     assert_same(worth_of(last, last.jobs), worth_of(fresh, fresh.jobs))
 
 
+def test_columns_are_made_once_for_the_same_shapes_in_reach() -> None:
+    first = first_round()
+    usage = worth_of(first, first.jobs).usage
+    later = replace(first, jobs=tuple(changed(one, noisier) for one in first.jobs))
+    inherit(later, first)
+    assert worth_of(later, later.jobs).usage is usage
+    less = worth_of(later, later.jobs, {"a100-0": 1}).usage
+    assert (usage.limits[0], less.limits[0]) == (8, 7)
+    assert worth_of(later, later.jobs).usage is usage
+
+
 def assert_same(one: Worth, other: Worth) -> None:
     assert one.configurations == other.configurations
     for name in CELLS:
