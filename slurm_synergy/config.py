@@ -17,7 +17,6 @@ import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     field_validator,
@@ -26,6 +25,16 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from slurm_synergy.errors import ConfigError
+from slurm_synergy.policy_settings import (
+    Flag,
+    GavelSettings,
+    PolluxSettings,
+    Seconds,
+    Section,
+    ShockwaveSettings,
+    SiaSettings,
+    ThemisSettings,
+)
 
 __all__ = [
     "ANY_HOST",
@@ -44,7 +53,6 @@ __all__ = [
     "ProfilingSettings",
     "SchedulingSettings",
     "Settings",
-    "SiaSettings",
     "SlurmSettings",
     "load_settings",
     "parse_address",
@@ -118,10 +126,6 @@ def _address(value: str) -> str:
     return value
 
 
-Seconds = Annotated[float, Field(strict=True, gt=0, le=31_536_000, allow_inf_nan=False)]
-"""A duration in seconds: more than 0, at most a year."""
-
-Flag = Annotated[bool, Field(strict=True)]
 Name = Annotated[str, Field(pattern=_NAME)]
 
 
@@ -134,16 +138,7 @@ def _refuse_relative(value: object) -> object:
 AbsolutePath = Annotated[Path, BeforeValidator(_refuse_relative)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _all_commented_out_means_defaults(cls, value: object) -> object:
-        return {} if value is None else value
-
-
-class ClusterSettings(_Section):
+class ClusterSettings(Section):
     """Names of the cluster and of this controller."""
 
     name: str = Field(
@@ -155,7 +150,7 @@ class ClusterSettings(_Section):
     )
 
 
-class LoadSettings(_Section):
+class LoadSettings(Section):
     """When slurmctld counts as busy, and how far readings are then spaced out."""
 
     look_every_s: Seconds = Field(
@@ -181,7 +176,7 @@ class LoadSettings(_Section):
     )
 
 
-class SlurmSettings(_Section):
+class SlurmSettings(Section):
     """How Slurm is reached."""
 
     client: ClientChoice = Field(
@@ -209,7 +204,7 @@ class SlurmSettings(_Section):
     )
 
 
-class PoolSettings(_Section):
+class PoolSettings(Section):
     """The nodes that are scheduled."""
 
     nodes: str = Field(
@@ -272,45 +267,14 @@ class PoolSettings(_Section):
         return self
 
 
-class SiaSettings(_Section):
-    """What the policy sia weighs; see section 3.4 of its paper."""
-
-    power: Annotated[float, Field(strict=True, ge=-10, le=10, allow_inf_nan=False)] = Field(
-        default=-0.5,
-        description="Fairness: the exponent p of each job's gain (-10 to 10, not 0). Below 0 those "
-        "that gain least count most; the nearer to 0 or above it, the more the total counts.",
-    )
-    idle_cost: Annotated[float, Field(strict=True, ge=0, le=1000, allow_inf_nan=False)] = Field(
-        default=1.1,
-        description="Lambda: what it counts, beside the gains of the others, to leave a job "
-        "without GPUs (0 to 1000).",
-    )
-    most_factor: Annotated[float, Field(strict=True, ge=0.01, lt=1)] = Field(
-        default=0.999,
-        description="Restart factor: the most that a move counts of the same gain in place (0.01 "
-        "to less than 1). It falls by itself with each restart that a job has had, the more the "
-        "longer its restarts take.",
-    )
-    gap: Annotated[float, Field(strict=True, ge=1e-9, le=0.5)] = Field(
-        default=1e-4,
-        description="The solver stops when the choice is proven to be this near to the best one "
-        "(relative, 1e-9 to 0.5); its work is bounded whatever it reaches.",
-    )
-
-    @field_validator("power")
-    @classmethod
-    def _is_not_zero(cls, value: float) -> float:
-        if value == 0:
-            raise PydanticCustomError(
-                "no_power", "must not be 0, where all gains count the same; use -0.5"
-            )
-        return value
-
-
-class SchedulingSettings(_Section):
+class SchedulingSettings(Section):
     """Rounds: who runs, where, and how often that is decided."""
 
-    policy: Name = Field(default="srtf", description="Who runs: fifo, srtf, las, ftf or sia.")
+    policy: Name = Field(
+        default="srtf",
+        description="Who runs: fifo, srtf, las, ftf or sia (gavel, themis, shockwave and pollux "
+        "are rivals to compare with).",
+    )
     mechanism: Name = Field(
         default="tune",
         description="Where, and with how much CPU and memory: proportional or tune "
@@ -340,6 +304,19 @@ class SchedulingSettings(_Section):
     sia: SiaSettings = Field(
         default=SiaSettings(), description="Used with policy sia: what it weighs."
     )
+    gavel: GavelSettings = Field(
+        default=GavelSettings(), description="Used with policy gavel: quantum and what counts."
+    )
+    themis: ThemisSettings = Field(
+        default=ThemisSettings(), description="Used with policy themis: its quantum."
+    )
+    shockwave: ShockwaveSettings = Field(
+        default=ShockwaveSettings(),
+        description="Used with policy shockwave: its window, and what it weighs.",
+    )
+    pollux: PolluxSettings = Field(
+        default=PolluxSettings(), description="Used with policy pollux: its search."
+    )
     dry_run: Flag = Field(
         default=False, description="Decide and say what would be done, but change nothing in Slurm."
     )
@@ -355,7 +332,7 @@ class SchedulingSettings(_Section):
         return self
 
 
-class MungeSettings(_Section):
+class MungeSettings(Section):
     """How credentials of callers are checked."""
 
     socket: AbsolutePath | None = Field(
@@ -364,7 +341,7 @@ class MungeSettings(_Section):
     )
 
 
-class LeaseSettings(_Section):
+class LeaseSettings(Section):
     """The lease service that running jobs and synergyctl talk to."""
 
     listen: str = Field(
@@ -398,7 +375,7 @@ class LeaseSettings(_Section):
         return value
 
 
-class JournalSettings(_Section):
+class JournalSettings(Section):
     """The round journal: one JSON record per round."""
 
     max_mib: Annotated[int, Field(strict=True, ge=1, le=65_536)] = Field(
@@ -409,7 +386,7 @@ class JournalSettings(_Section):
     )
 
 
-class ProfilingSettings(_Section):
+class ProfilingSettings(Section):
     """Measuring how many cores a job can use, once, while it runs (a profiling lease)."""
 
     enabled: Flag = Field(
@@ -438,7 +415,7 @@ class ProfilingSettings(_Section):
     )
 
 
-class MetricsSettings(_Section):
+class MetricsSettings(Section):
     """Figures for Prometheus."""
 
     listen: str | None = Field(
@@ -458,7 +435,7 @@ class MetricsSettings(_Section):
         return None if value is None else _address(value)
 
 
-class Settings(_Section):
+class Settings(Section):
     """Everything that can be set. ``Settings()`` has the defaults."""
 
     cluster: ClusterSettings = Field(default=ClusterSettings(), description="Names.")
@@ -648,7 +625,7 @@ def _described(path: Sequence[str]) -> tuple[str, str]:
             break
         key.append(part)
         description = field.description or ""
-        if not isinstance(field.default, _Section):
+        if not isinstance(field.default, Section):
             break
         model = type(field.default)
     return ".".join(key), f"expected: {description}" if description else ""
@@ -670,7 +647,7 @@ def render_default_yaml() -> str:
 def _render_field(name: str, description: str, default: object, depth: int) -> list[str]:
     pad = "  " * depth
     lines = [f"{pad}# {line}" for line in textwrap.wrap(description, width=_WIDTH - len(pad) - 2)]
-    if not isinstance(default, _Section):
+    if not isinstance(default, Section):
         return [*lines, f"{pad}{name}: {_scalar(default)}"]
     lines.append(f"{pad}{name}:")
     for key, field in type(default).model_fields.items():

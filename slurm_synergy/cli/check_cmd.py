@@ -48,6 +48,7 @@ def findings(settings: Settings, file: str) -> Sequence[Finding]:
     from slurm_synergy.cli.config_cmd import check as check_settings
     from slurm_synergy.cli.helper_checks import helper_findings
     from slurm_synergy.cli.machine_checks import machine_findings
+    from slurm_synergy.cli.policy_checks import policy_findings
     from slurm_synergy.slurm.checks import slurm_findings
     from slurm_synergy.slurm.commands import SlurmCommands
     from slurm_synergy.slurm.evidence import gather
@@ -74,6 +75,7 @@ def findings(settings: Settings, file: str) -> Sequence[Finding]:
     slurm_conf = evidence.config.raw.get("SLURM_CONF", "") if evidence.config else ""
     found += machine_findings(settings, os.environ, slurm_conf=slurm_conf, acts=acts)
     found += helper_findings(settings)
+    found += policy_findings(settings)
     return found
 
 

@@ -208,6 +208,8 @@ def status(config: Path | None, as_json: bool) -> None:
     )
     if content["enforcement"] and content.get("enforcement_reason"):
         click.echo(f"enforcement {content['enforcement']}: {content['enforcement_reason']}")
+    for one in content.get("missing_inputs", ()):
+        click.echo(f"policy {content['policy']}: {one['what']}: {one['assumed']}; {one['remedy']}")
     if content["round"] is None:
         click.echo("no round yet")
     else:

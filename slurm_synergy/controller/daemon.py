@@ -166,7 +166,8 @@ def _serve(
 def _once(settings: Settings, wiring: Wiring, ledger: Ledger, signals: _Signals) -> int:
     view = StatusView(settings, ledger=ledger, leases=wiring.book, clock=wiring.clock)
     audience = Audiences(view, wiring.figures)
-    loop = Loop(wiring.parts(settings), ledger, wiring.clock, audience, signals.wake)
+    before_s = _last_round_s(ledger)
+    loop = Loop(wiring.parts(settings), ledger, wiring.clock, audience, signals.wake, before_s)
     _look_into_intents(ledger)
     loop.turn()
     return 1 if loop.error else 0
@@ -194,7 +195,9 @@ def _run(
     view.profiling = wiring.profiler.describe
     view.learning = wiring.learning
     audience = Audiences(view, wiring.figures, wiring.surveyor, wiring.profiler, wiring.learner)
-    loop = Loop(parts, ledger, wiring.clock, audience, signals.wake)
+    loop = Loop(
+        parts, ledger, wiring.clock, audience, signals.wake, previous_s=_last_round_s(ledger)
+    )
     _look_into_intents(ledger)
     current, daily = settings, DailySummary(state_dir, wiring.clock)
 
@@ -265,6 +268,16 @@ def _first_parts(settings: Settings, wiring: Wiring, signals: _Signals) -> Parts
         signals.wake.wait(_START_RETRY_S)
         signals.wake.clear()
     return None
+
+
+def _last_round_s(ledger: Ledger) -> float | None:
+    """When the last round of an earlier process was; a policy's quantum may not be over since."""
+    try:
+        record = ledger.last_round()
+    except LedgerError as err:
+        _LOG.warning("the journal's last round is not known: %s", err)
+        return None
+    return None if record is None else record.snapshot.now_s
 
 
 def _look_into_intents(ledger: Ledger) -> None:

@@ -9,6 +9,7 @@ from slurm_synergy.controller.rounds import Round
 from slurm_synergy.core.explain import Explanation, explain, find_job, in_words, public
 from slurm_synergy.core.model import JobPhase, Snapshot
 from slurm_synergy.policies import policy_of_plan
+from slurm_synergy.policies.pollux import Pollux
 from slurm_synergy.policies.queue import QueuePolicy, queue_order
 from slurm_synergy.policies.sia import Sia
 
@@ -21,10 +22,12 @@ def explain_round(record: Round, job: str) -> Explanation:
     job_id = find_job(snapshot, job)
     policy = policy_of_plan(plan)
     order = queue_order(policy, snapshot) if isinstance(policy, QueuePolicy) else ()
+    # A search is not asked: the next one may well find something else, and each takes seconds.
+    asked = None if isinstance(policy, Pollux) else policy
 
     def grants(changed: Snapshot, wanted: int) -> bool:
-        return policy is not None and any(
-            grant.job_id == wanted for grant in policy.choose(changed).grants
+        return asked is not None and any(
+            grant.job_id == wanted for grant in asked.choose(changed).grants
         )
 
     return explain(

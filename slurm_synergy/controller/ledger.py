@@ -16,7 +16,7 @@ from pathlib import Path
 from slurm_synergy.cluster import Action, Clock, Outcome, Record
 from slurm_synergy.controller.journal import Journal, decode_action, encode_action
 from slurm_synergy.controller.ledger_file import SCHEMA_VERSION, holder_of, set_meta
-from slurm_synergy.controller.ledger_memory import RECORD_COLUMNS, RecordMemory
+from slurm_synergy.controller.ledger_memory import RECORD_COLUMNS, RecordMemory, held_until
 from slurm_synergy.controller.ledger_profiles import ProfileLedger
 from slurm_synergy.controller.rounds import Round
 from slurm_synergy.controller.stored_leases import (
@@ -223,9 +223,10 @@ class Ledger(ProfileLedger):
             if row is None:
                 return
             db.execute(
-                "UPDATE jobs SET attained_gpu_s = ?, lease = NULL, holds_since_s = NULL,"
-                " stopping = NULL, stop_deadline_s = NULL, finished = '[]' WHERE job_id = ?",
-                (self._attained_gpu_s(row, now_s), job_id),
+                "UPDATE jobs SET attained_gpu_s = ?, held_s = ?, lease = NULL,"
+                " holds_since_s = NULL, stopping = NULL, stop_deadline_s = NULL, finished = '[]'"
+                " WHERE job_id = ?",
+                (*self._service(row, now_s), job_id),
             )
 
     def save_progress(self, told: Iterable[JobProgress]) -> None:
@@ -273,9 +274,12 @@ class Ledger(ProfileLedger):
             db.execute("DELETE FROM intents WHERE job_id = ?", (job_id,))
             self._beliefs.forget_job(db, job_id)
 
-    def _attained_gpu_s(self, row: sqlite3.Row, now_s: float) -> float:
-        attained = float(row["attained_gpu_s"])
+    def _service(self, row: sqlite3.Row, now_s: float) -> tuple[float, str]:
+        """GPU seconds in all, and seconds by GPU type as JSON, until now."""
+        attained_gpu_s, held_s = float(row["attained_gpu_s"]), str(row["held_s"])
         if row["lease"] is None or row["holds_since_s"] is None:
-            return attained
-        gpus = self._decoded(Lease, row["lease"]).placement.gpus
-        return attained + gpus * max(0.0, now_s - float(row["holds_since_s"]))
+            return attained_gpu_s, held_s
+        lease, since_s = self._decoded(Lease, row["lease"]), float(row["holds_since_s"])
+        attained_gpu_s += lease.placement.gpus * max(0.0, now_s - since_s)
+        by_type = held_until(self._decoded(dict[str, float], held_s), lease, since_s, now_s)
+        return attained_gpu_s, json.dumps(dict(by_type))

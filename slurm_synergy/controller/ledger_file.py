@@ -23,7 +23,7 @@ from slurm_synergy.errors import LedgerError, LedgerUnavailable, ModelError
 
 __all__ = ["SCHEMA_VERSION", "LedgerFile", "holder_of", "set_meta"]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """``user_version`` of the file; a newer one is refused, an older one brought up to it."""
 
 _T = TypeVar("_T")
@@ -63,13 +63,23 @@ CREATE TABLE jobs (
     samples_per_s REAL NOT NULL DEFAULT 0,
     step INTEGER NOT NULL DEFAULT 0,
     request TEXT,                                 -- JSON: what the user originally asked for
-    profile_key TEXT NOT NULL DEFAULT ''          -- of a job that names none itself
+    profile_key TEXT NOT NULL DEFAULT '',         -- of a job that names none itself
+    held_s TEXT NOT NULL DEFAULT '{}'             -- JSON: seconds that ended leases held, by type
 );
 CREATE TABLE intents (
     round INTEGER NOT NULL, seq INTEGER NOT NULL, job_id INTEGER NOT NULL, action TEXT NOT NULL,
     PRIMARY KEY (round, seq)
 ) WITHOUT ROWID;
 CREATE TABLE profiles (key TEXT PRIMARY KEY, profile TEXT NOT NULL) WITHOUT ROWID;
+"""
+# Service was known in sum only: what runs is taken to have had all of it where it is.
+_HELD_S = """
+ALTER TABLE jobs ADD COLUMN held_s TEXT NOT NULL DEFAULT '{}';
+UPDATE jobs SET held_s = json_object(
+    json_extract(lease, '$.placement.gpu_type'),
+    attained_gpu_s
+    / (SELECT sum(json_extract(value, '$[1].gpus')) FROM json_each(lease, '$.placement.shares'))
+) WHERE attained_gpu_s > 0 AND json_valid(lease);
 """
 
 
@@ -144,6 +154,8 @@ class LedgerFile:
             )
         if version in (1, 2):
             db.executescript(f"BEGIN IMMEDIATE; {LEARNED_TABLE} PRAGMA user_version = 3; COMMIT;")
+        if version in (1, 2, 3):
+            db.executescript(f"BEGIN IMMEDIATE; {_HELD_S} PRAGMA user_version = 4; COMMIT;")
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

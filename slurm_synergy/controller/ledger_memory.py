@@ -6,19 +6,22 @@ reading before, by which a round knows that nothing of a job has changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from slurm_synergy.cluster import Record
 from slurm_synergy.core.model import Lease, Profile, Reason
 
-__all__ = ["RECORD_COLUMNS", "ProfileMemory", "RecordMemory"]
+__all__ = ["RECORD_COLUMNS", "ProfileMemory", "RecordMemory", "held_until"]
 
-RECORD_COLUMNS = "job_id, lease, holds_since_s, stopping, done_samples, attained_gpu_s, profile_key"
+RECORD_COLUMNS = (
+    "job_id, lease, holds_since_s, stopping, done_samples, attained_gpu_s, profile_key, held_s"
+)
 """What a record is made of, in the order in which ``RecordMemory`` takes it."""
 
 _MOST_KEYS = 4096
+_NONE_HELD: Mapping[str, float] = {}
 
 
 class RecordMemory:
@@ -42,7 +45,7 @@ class RecordMemory:
         return found
 
     def _made(self, row: tuple[Any, ...], known: tuple[tuple[Any, ...], Record] | None) -> Record:
-        job_id, lease, _, stopping, done_samples, attained_gpu_s, profile_key = row
+        job_id, lease, _, stopping, done_samples, attained_gpu_s, profile_key, held_s = row
         if known is not None and known[0][1] == lease:
             held = known[1].lease
         else:
@@ -54,15 +57,29 @@ class RecordMemory:
             done_samples=done_samples,
             attained_service_gpu_s=float(attained_gpu_s),
             profile_key=profile_key,
+            held_s=_NONE_HELD if held_s == "{}" else self._decode(Mapping[str, float], held_s),
         )
+
+
+def held_until(
+    held_s: Mapping[str, float], lease: Lease, holds_since_s: float, now_s: float
+) -> Mapping[str, float]:
+    """Seconds by GPU type, with those of the lease in force since then."""
+    kind = lease.placement.gpu_type
+    return {**held_s, kind: held_s.get(kind, 0.0) + max(0.0, now_s - holds_since_s)}
 
 
 def _now(record: Record, row: tuple[Any, ...], now_s: float) -> Record:
     holds_since_s = row[2]
     if record.lease is None or holds_since_s is None:
         return record
-    held_gpu_s = record.lease.placement.gpus * max(0.0, now_s - float(holds_since_s))
-    return replace(record, attained_service_gpu_s=record.attained_service_gpu_s + held_gpu_s)
+    lease, since_s = record.lease, float(holds_since_s)
+    held_gpu_s = lease.placement.gpus * max(0.0, now_s - since_s)
+    return replace(
+        record,
+        attained_service_gpu_s=record.attained_service_gpu_s + held_gpu_s,
+        held_s=held_until(record.held_s, lease, since_s, now_s),
+    )
 
 
 class ProfileMemory:

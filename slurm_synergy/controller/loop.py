@@ -106,8 +106,9 @@ class Audience(Protocol):
 class Loop:
     """Rounds on a live cluster.
 
-    ``wake`` interrupts the pause between two turns, from any thread. ``error`` says what keeps it
-    from working now, else None; ``last`` is the last round.
+    ``wake`` interrupts the pause between two turns, from any thread. ``previous_s`` is when the
+    last round of an earlier process was (epoch seconds), None if that is not known. ``error`` says
+    what keeps it from working now, else None; ``last`` is the last round.
     """
 
     def __init__(
@@ -117,8 +118,10 @@ class Loop:
         clock: Clock,
         audience: Audience,
         wake: threading.Event,
+        previous_s: float | None = None,
     ) -> None:
         self._records, self._clock, self._audience = records, clock, audience
+        self._known = Known(previous_s)
         self.wake = wake
         self.error: str | None = None
         self.last: RoundResult | None = None
@@ -128,10 +131,14 @@ class Loop:
         """Go on with other parts; a round is due at once."""
         self._parts = parts
         scheduling = parts.scheduling
-        self._timer = RoundTimer(round_s=scheduling.round_s, debounce_s=scheduling.debounce_s)
+        self._timer = RoundTimer(
+            round_s=scheduling.round_s,
+            debounce_s=scheduling.debounce_s,
+            quantum_s=getattr(parts.policy, "quantum_s", math.inf),
+        )
         self._prepared = False
         self._paused_s = (0.0, 0.0)
-        self._known = Known()
+        self._known = Known(self._known.previous_s)
 
     def turn(self) -> float:
         """One turn; how long to pause before the next, in seconds. Raises LedgerError only."""

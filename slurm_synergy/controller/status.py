@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 import slurm_synergy
 from slurm_synergy.cluster import Clock, Observation, ObservedJob
 from slurm_synergy.config import Settings
+from slurm_synergy.controller.codec import encode
 from slurm_synergy.controller.explaining import explained
 from slurm_synergy.controller.leases import LeaseBook
 from slurm_synergy.controller.ledger import Ledger
+from slurm_synergy.controller.policy_inputs import missing_inputs
 from slurm_synergy.controller.profile_shelf import ProfileShelf
 from slurm_synergy.core.catalogue import CATALOGUE
 from slurm_synergy.core.model import JobPhase, JobStatus, Node, Plan, Profile, Reason, Snapshot
@@ -117,6 +119,9 @@ class StatusView:
             "round_age_s": round(now_s - snapshot.now_s, 1) if snapshot else None,
             "round_took_s": dict(last[2]) if last else None,
             "solver": dict(last[1].solver) if last else {},
+            "missing_inputs": encode(
+                missing_inputs(settings.scheduling.policy, current) if current else ()
+            ),
             "jobs": {phase.value: phases.count(phase) for phase in JobPhase},
             "leases": len(self._leases.job_ids()),
             "nodes": self._nodes(current, settings) if current else [],
@@ -305,6 +310,7 @@ def _job(
         "restarts": status.restarts,
         "submitted_s": job.submitted_s,
         "attained_service_gpu_s": round(status.attained_service_gpu_s, 1),
+        "held_s": {kind: round(one, 1) for kind, one in status.held_s.items()},
         "reason": {"code": reason.code.value, "text": reason.text} if reason else None,
         "lease": lease,
         "allocated": _allocated(status, allocated) if lease is None else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ __all__ = ["RoundTimer", "news"]
 class _Seen:
     pending: Mapping[int, bool]
     blocked: frozenset[int]
-    capacity: Mapping[str, Resources]
+    nodes: Mapping[str, tuple[Resources, bool]]
     free: Mapping[str, Resources]
     draining: bool
 
@@ -25,7 +26,7 @@ def _see(observation: Observation, draining: bool) -> _Seen:
     return _Seen(
         pending={one.job.job_id: one.phase is JobPhase.PENDING for one in observation.jobs},
         blocked=frozenset(one.job.job_id for one in observation.jobs if one.blocked),
-        capacity={node.name: node.capacity for node in observation.nodes},
+        nodes={node.name: (node.capacity, node.fixed_shares) for node in observation.nodes},
         free=dict(observation.free),
         draining=draining,
     )
@@ -42,8 +43,8 @@ def news(before: _Seen, now: _Seen) -> tuple[str, ...]:
         elif job_id in before.blocked and job_id not in now.blocked:
             found.append(f"job {job_id} may be planned")
     found.extend(f"job {job_id} ended" for job_id in sorted(before.pending.keys() - now.pending))
-    for name in sorted(before.capacity.keys() | now.capacity):
-        if before.capacity.get(name) != now.capacity.get(name):
+    for name in sorted(before.nodes.keys() | now.nodes):
+        if before.nodes.get(name) != now.nodes.get(name):
             found.append(f"node {name} changed")
     if before.draining and not now.draining:
         found.append("starts are allowed again")
@@ -51,10 +52,13 @@ def news(before: _Seen, now: _Seen) -> tuple[str, ...]:
 
 
 class RoundTimer:
-    """Decides when rounds are due. The first one is due at once."""
+    """Decides when rounds are due. The first one is due at once.
 
-    def __init__(self, *, round_s: float, debounce_s: float) -> None:
-        self._round_s, self._debounce_s = round_s, debounce_s
+    One is due at each multiple of ``quantum_s`` (epoch seconds), when a policy's grants end.
+    """
+
+    def __init__(self, *, round_s: float, debounce_s: float, quantum_s: float = math.inf) -> None:
+        self._round_s, self._debounce_s, self._quantum_s = round_s, debounce_s, quantum_s
         self._seen: _Seen | None = None
         self._due_s = 0.0
         self._waits_for_free = False
@@ -82,7 +86,9 @@ class RoundTimer:
 
     def done(self, now_s: float, *, waits_for_free: bool) -> None:
         """A round was run. ``waits_for_free``: a planned job could not be started yet."""
-        self._due_s = now_s + self._round_s
+        quantum_s = self._quantum_s
+        ends_s = (now_s // quantum_s + 1) * quantum_s
+        self._due_s = min(now_s + self._round_s, ends_s)
         self._waits_for_free = waits_for_free
         self.why = ()
 

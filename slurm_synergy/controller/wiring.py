@@ -12,9 +12,9 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from slurm_synergy.config import Mode, Settings
+from slurm_synergy.config import Mode, SchedulingSettings, Settings
 from slurm_synergy.controller.exposition import MetricsServer
 from slurm_synergy.controller.figures import Figures, RpcUse
 from slurm_synergy.controller.learning import Learner
@@ -22,18 +22,20 @@ from slurm_synergy.controller.leases import LeaseBook
 from slurm_synergy.controller.ledger import Ledger
 from slurm_synergy.controller.loop import Parts
 from slurm_synergy.controller.mode_parts import ModeWiring
+from slurm_synergy.controller.policy_inputs import NEEDS_SCIPY
 from slurm_synergy.controller.profiling import Profiler
 from slurm_synergy.controller.survey import Surveyor
+from slurm_synergy.core.decide import Policy
 from slurm_synergy.core.model import Node
 from slurm_synergy.errors import ClusterError, ConfigError
 from slurm_synergy.mechanisms import MECHANISMS
 from slurm_synergy.policies import POLICIES
-from slurm_synergy.policies.sia import Sia
+from slurm_synergy.policy_settings import Section
 from slurm_synergy.slurm.clients import make_client, make_pacer
 from slurm_synergy.slurm.cluster import SlurmCluster
 from slurm_synergy.slurm.request import is_held
 
-__all__ = ["SystemClock", "Wiring", "open_metrics"]
+__all__ = ["SystemClock", "Wiring", "open_metrics", "with_settings"]
 
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -94,9 +96,8 @@ class Wiring:
         """Raises ConfigError for settings that do not fit here, ClusterError without Slurm."""
         # The option --dry-run goes before the settings.
         scheduling = settings.scheduling.model_copy(update={"dry_run": self.dry_run})
-        policy = _named("policy", POLICIES, scheduling.policy)
-        if isinstance(policy, Sia):
-            policy = replace(policy, **scheduling.sia.model_dump())
+        policy = with_settings(_named("policy", POLICIES, scheduling.policy), scheduling)
+        _check_solver(policy.name)
         mechanism = _named("mechanism", MECHANISMS, scheduling.mechanism)
         made = self._modes.dry_run(settings) if self.dry_run else self._modes.in_mode(settings)
         self._reading, self._mode = made.reading, settings.mode
@@ -189,6 +190,32 @@ def open_metrics(stack: contextlib.ExitStack, settings: Settings, wiring: Wiring
         _LOG.error("no metrics: %s", err)
     else:
         _LOG.info("metrics are served at %s", server.url)
+
+
+def with_settings(policy: Policy, scheduling: SchedulingSettings) -> Policy:
+    """The policy with its own section of the settings, if it has one."""
+    section = getattr(scheduling, policy.name, None)
+    if not isinstance(section, Section):
+        return policy
+    own: Any = policy
+    changed: Policy = replace(own, **section.model_dump())
+    return changed
+
+
+def _check_solver(policy: str) -> None:
+    """Raise ConfigError now for a policy that could decide no round here."""
+    if policy not in NEEDS_SCIPY:
+        return
+    try:
+        import scipy.optimize  # noqa: F401 - also, the first round need not wait for it
+    except ImportError as err:
+        raise ConfigError(
+            f"needs the Python module scipy, which cannot be imported: {err}",
+            key="scheduling.policy",
+            value=policy,
+            remedy="pip install 'slurm-synergy[controller]' into the controller's environment, or "
+            "choose another policy",
+        ) from err
 
 
 def _named(key: str, known: Mapping[str, _T], name: str) -> _T:

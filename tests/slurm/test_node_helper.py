@@ -111,6 +111,12 @@ class Site:
         place = Path(f"/sys/fs/cgroup/cpuset/slurm_{NODE}/uid_{os.getuid()}/job_{job.job_id}")
         return (place / "cpuset.cpus").read_text().strip()
 
+    def planned(self, job: Job) -> int:
+        """The cores that the newest plan gives a job."""
+        plan = self.daemon.journal[-1]["plan"]
+        shares = [one["shares"] for one in plan["placements"] if one["job_id"] == job.job_id]
+        return sum(share["cpus"] for one in shares for share in dict(one).values())
+
     def close(self) -> None:
         self.daemon.stop()
         self.slurm.cancel_all()
@@ -187,9 +193,15 @@ def test_a_helper_that_ends_however_leaves_jobs_with_what_slurm_gave_them(site: 
     until(widened, f"it got more: {masks(pid)}\n{site.helper.log}")
     assert site.helper.end(signal.SIGKILL) == -signal.SIGKILL
     until(back, f"the guard gave back: {masks(pid)}\n{site.helper.log}")
+    # The controller notices, and plans with what the job has without a helper.
+    until(lambda: "no helper is heard on" in site.daemon.log, site.daemon.log)
+    until(lambda: site.planned(job) == 1, f"it is not counted on:\n{site.daemon.log}")
+    assert site.slurm.job(job.job_id).running
 
     site.helper.start()
     until(widened, f"once more: {masks(pid)}\n{site.helper.log}")
+    assert "the helpers of all nodes are heard" in site.daemon.log
+    assert site.planned(job) == len(site.cpus)
     # With its guard too nobody is left to do it: what it had is the lease and no more.
     guard = site.helper.guard()
     site.helper.pause()  # it would start another one

@@ -67,9 +67,15 @@ def test_status_for_people_and_for_scripts(
     assert "round 3, 0 s ago, took 0.020 s" in shown.out
     assert "jobs: 1 pending, 1 running (Slurm read 0 s ago)" in shown.out
     assert "n1    v100  2/8   10/24  49/781G  up" in shown.out
+    line = "policy srtf: 2 of 2 jobs tell no length: they come last; users give the hint samples=N"
+    assert line in shown.out
     content = json.loads(Ran(capsys, "status", "--json").out)
     assert content["round"] == 3
     assert content["jobs"]["running"] == 1
+    assert [one["assumed"] for one in content["missing_inputs"]] == ["they come last"]
+    shown_jobs = json.loads(Ran(capsys, "jobs", "--json").out)["jobs"]
+    assert list(shown_jobs[0]["held_s"]) == ["v100"]
+    assert shown_jobs[1]["held_s"] == {}
 
 
 def test_status_tells_why_cores_move_as_they_do(

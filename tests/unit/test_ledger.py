@@ -40,16 +40,18 @@ from slurm_synergy.errors import LedgerError, LedgerUnavailable, ModelError
 MOVED = Reason(code=ReasonCode.MOVED, text="elsewhere")
 
 
-def placement(job_id: int, gpus: int = 2) -> Placement:
+def placement(job_id: int, gpus: int = 2, gpu_type: str = "v100") -> Placement:
     share = Resources(gpus=gpus, cpus=6, mem_mib=1000)
-    return Placement(job_id=job_id, gpu_type="v100", shares=(("n1", share),))
+    return Placement(job_id=job_id, gpu_type=gpu_type, shares=(("n1", share),))
 
 
-def stored(job_id: int, *, gpus: int = 2, stopping: Reason | None = None) -> StoredLease:
+def stored(
+    job_id: int, *, gpus: int = 2, stopping: Reason | None = None, gpu_type: str = "v100"
+) -> StoredLease:
     lease = Lease(
         job_id=job_id,
         generation=3,
-        placement=placement(job_id, gpus),
+        placement=placement(job_id, gpus, gpu_type),
         expires_s=5.0,
         cores={"n1": (0, 1, 2)},
         floor={"n1": (0, 1)},
@@ -174,6 +176,32 @@ def test_service_is_counted_while_gpus_are_held(state_dir: Path, clock: ManualCl
         ledger.end_lease(99)
 
 
+def test_time_on_each_gpu_type_is_counted_and_survives(state_dir: Path, clock: ManualClock) -> None:
+    with Ledger(state_dir, clock=clock) as ledger:
+        ledger.remember_request(7, {})
+        ledger.save_leases([stored(1, gpus=2)])
+        clock.advance(10)
+        assert ledger.read()[1].held_s == {"v100": 10.0}
+        ledger.end_lease(1)
+        clock.advance(100)
+        ledger.save_leases([stored(1, gpus=4, gpu_type="a100")])
+        clock.advance(3)
+    with Ledger(state_dir, clock=clock) as ledger:
+        clock.advance(1)
+        ledger.save_leases([stored(1, gpus=4, gpu_type="a100")])  # as after an adoption
+        clock.advance(1)
+        assert ledger.read()[1].held_s == {"v100": 10.0, "a100": 5.0}
+        assert ledger.read()[1].attained_service_gpu_s == 40.0
+        ledger.end_lease(1)
+        ledger.save_leases([stored(1, gpus=2)])
+        clock.advance(-60)  # a clock that was set back
+        assert ledger.read()[1].held_s == {"v100": 10.0, "a100": 5.0}
+        assert ledger.read()[7].held_s == {}
+        ledger.forget_job(1)
+        ledger.remember_request(1, {})
+        assert ledger.read()[1].held_s == {}
+
+
 def test_round_numbers_grow_over_restarts(state_dir: Path, clock: ManualClock) -> None:
     with Ledger(state_dir, clock=clock) as ledger:
         assert [ledger.next_round(), ledger.next_round()] == [1, 2]
@@ -288,20 +316,27 @@ def test_a_newer_format_is_refused(state_dir: Path, clock: ManualClock) -> None:
 def test_a_ledger_of_the_release_before_is_brought_up(state_dir: Path, clock: ManualClock) -> None:
     with Ledger(state_dir, clock=clock) as ledger:
         ledger.save_leases([stored(1)])
+        clock.advance(10)
+        ledger.end_lease(1)
+        ledger.save_leases([stored(1), stored(2)])
+        ledger.remember_request(3, {})
     with sqlite3.connect(state_dir / "ledger.sqlite") as db:
         db.execute("ALTER TABLE jobs DROP COLUMN profile_key")
+        db.execute("ALTER TABLE jobs DROP COLUMN held_s")
         db.execute("PRAGMA user_version = 1")
     db.close()
     for _ in range(2):
         with Ledger(state_dir, clock=clock) as ledger:
-            assert ledger.load_leases() == (stored(1),)
+            assert ledger.load_leases() == (stored(1), stored(2))
+            held = {job_id: record.held_s for job_id, record in ledger.read().items()}
+            assert held == {1: {"v100": 10.0}, 2: {"v100": 0.0}, 3: {}}
     with Ledger(state_dir, clock=clock) as ledger:
         assert ledger.read()[1].profile_key == ""
         ledger.set_profile_key(1, "u1-run-2")
         ledger.set_profile_key(7, "of no job")
     with Ledger(state_dir, clock=clock) as ledger:
         assert ledger.read()[1].profile_key == "u1-run-2"
-        assert list(ledger.read()) == [1]
+        assert list(ledger.read()) == [1, 2, 3]
 
 
 def test_a_file_locked_by_another_program_is_reported(

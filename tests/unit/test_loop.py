@@ -49,13 +49,13 @@ class World:
             self.slurm, settings, self.book, self.ledger, self.ledger, self.clock
         )
         self.view = StatusView(settings, ledger=self.ledger, leases=self.book, clock=self.clock)
-        parts = Parts(
+        self.parts = Parts(
             cluster=DryRun(self.cluster) if dry_run else self.cluster,
             policy=POLICIES["fifo"],
             mechanism=MECHANISMS["proportional"],
             scheduling=settings.scheduling,
         )
-        self.loop = Loop(parts, self.ledger, self.clock, self.view, threading.Event())
+        self.loop = Loop(self.parts, self.ledger, self.clock, self.view, threading.Event())
 
     def turn(self, pause_s: float = 2.0) -> float:
         """One turn, after a pause."""
@@ -87,6 +87,33 @@ def test_it_starts_what_arrives_and_looks_often_until_it_runs(world: World) -> N
     world.slurm.schedule()
     assert world.turn(0.5) == 2.0
     assert world.view.status()["round"] == 2
+
+
+def test_a_round_knows_when_the_last_one_was_over_reloads_and_restarts(world: World) -> None:
+    world.turn()
+    assert world.loop.last is not None
+    first = world.loop.last.snapshot
+    assert first.previous_s is None
+    world.loop.replace(world.parts)
+    world.turn()
+    assert world.loop.last.snapshot.previous_s == first.now_s
+    fresh = Loop(world.parts, world.ledger, world.clock, world.view, threading.Event(), 17.0)
+    fresh.turn()
+    assert fresh.last is not None
+    assert fresh.last.snapshot.previous_s == 17.0
+
+
+def test_a_round_follows_when_the_quantum_of_a_policy_ends(world: World) -> None:
+    world.loop.replace(replace(world.parts, policy=POLICIES["gavel"]))
+    world.clock.value_s = 1000 * 360.0 - 50.0
+    assert world.turn(0.0) == 2.0
+    assert world.loop.last is not None
+    first = world.loop.last
+    world.turn(48.0)
+    assert world.loop.last is first
+    world.turn(2.0)
+    assert world.loop.last is not first
+    assert world.loop.last.snapshot.now_s == 1000 * 360.0
 
 
 def test_a_slurm_that_cannot_be_read_is_told_once_and_tried_again(

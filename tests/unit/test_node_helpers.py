@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from builders import job, node, pending, placement, profile, res, running, snapshot
 from fake_slurm import FakeSlurm
-from hypothesis import given
-from hypothesis import strategies as st
 from manual_clock import ManualClock
 from slurm_world import World
 
@@ -80,18 +78,6 @@ def test_cores_stay_as_slurm_gave_them_where_no_helper_is_heard() -> None:
     alone = replace(helped, nodes=(replace(node("v100-1"), fixed_shares=True),))
     shares = {one.job_id: one.on("v100-1").cpus for one in planned(alone).placements}
     assert shares == {1: 12, 2: 12}
-
-
-@given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from([5.0, 60.0, 900.0])), max_size=6))
-def test_nobody_gets_more_than_its_share_on_such_a_node(asked: list[tuple[int, float]]) -> None:
-    jobs = [
-        pending(job(number, gpus), profile(per_core=speed))
-        for number, (gpus, speed) in enumerate(asked, start=1)
-    ]
-    fixed = replace(node("v100-1"), fixed_shares=True)
-    plan = planned(snapshot([fixed, node("v100-2")], jobs, enforcement=Enforcement.BORROW))
-    given_there = [one.on("v100-1") for one in plan.placements if "v100-1" in one.nodes]
-    assert all(share.cpus == fixed.proportional(share.gpus).cpus for share in given_there)
 
 
 def test_the_controller_notices_and_tells_in_its_log(

@@ -19,9 +19,12 @@ def job(job_id: int, phase: JobPhase, blocked: Reason | None = None) -> Observed
 
 
 def reading(
-    jobs: Sequence[ObservedJob] = (), capacity: Resources = TOTAL, free_gpus: int = 8
+    jobs: Sequence[ObservedJob] = (),
+    capacity: Resources = TOTAL,
+    free_gpus: int = 8,
+    fixed: bool = False,
 ) -> Observation:
-    node = Node(name="n1", gpu_type="v100", total=TOTAL, capacity=capacity)
+    node = Node(name="n1", gpu_type="v100", total=TOTAL, capacity=capacity, fixed_shares=fixed)
     return Observation(nodes=(node,), jobs=tuple(jobs), free={"n1": Resources(gpus=free_gpus)})
 
 
@@ -42,6 +45,15 @@ def test_the_first_round_is_due_at_once_and_then_periodically() -> None:
     assert made.due(310.0)
 
 
+def test_a_round_is_due_when_a_policys_quantum_ends() -> None:
+    made = RoundTimer(round_s=300.0, debounce_s=2.0, quantum_s=360.0)
+    for now_s, due_s in ((10.0, 310.0), (310.0, 360.0), (360.0, 660.0), (660.0, 720.0)):
+        made.done(now_s, waits_for_free=False)
+        assert made.left_s(now_s) == due_s - now_s
+        assert not made.due(due_s - 0.01)
+        assert made.due(due_s)
+
+
 def test_events_bring_a_round_forward_after_the_debounce_time() -> None:
     pending, running = JobPhase.PENDING, JobPhase.RUNNING
     cases = [
@@ -50,6 +62,7 @@ def test_events_bring_a_round_forward_after_the_debounce_time() -> None:
         (timer(job(1, pending, BLOCKED)), reading([job(1, pending)]), "job 1 may be planned"),
         (timer(job(1, running)), reading(), "job 1 ended"),
         (timer(), reading(capacity=Resources()), "node n1 changed"),
+        (timer(), reading(fixed=True), "node n1 changed"),
         (timer(waits_for_free=True), reading(free_gpus=4), "resources were freed"),
     ]
     for made, seen, why in cases:
