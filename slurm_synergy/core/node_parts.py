@@ -18,6 +18,8 @@ Bools = NDArray[np.bool_]
 class NodeParts:
     """The columns: ``names`` of their nodes, ``capacity`` in GPUs, ``host`` into ``hosts``.
 
+    Nodes of one GPU type stand beside each other; ``kind`` is its number.
+
     Where all nodes are alike each is one column; otherwise each is cut into parts of ``most`` GPUs,
     so that those are nearly alike. ``taken`` GPUs of each node are out of reach.
     """
@@ -28,7 +30,7 @@ class NodeParts:
         capacity: list[int] = []
         host: list[int] = []
         self.hosts: list[Node] = []
-        for node in nodes:
+        for node in sorted(nodes, key=lambda one: one.gpu_type):
             left = node.capacity.gpus - taken.get(node.name, 0)
             for gpus in _cut(left, most if unlike else max(left, 1)):
                 names.append(node.name)
@@ -39,6 +41,8 @@ class NodeParts:
         self.names = tuple(names)
         self.capacity = np.array(capacity, dtype=np.int64)
         self.host = np.array(host, dtype=np.int64)
+        numbers = {kind: at for at, kind in enumerate(self.kinds)}
+        self.kind = np.array([numbers[self.hosts[at].gpu_type] for at in host], dtype=np.int64)
 
     @property
     def gpus(self) -> int:

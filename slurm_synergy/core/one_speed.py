@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from slurm_synergy.core.elastic import gpus_per_replica
 from slurm_synergy.core.facts import learner_on
 from slurm_synergy.core.goodput import Learner, best_batches
 from slurm_synergy.core.model import Elasticity, JobStatus, Snapshot
+from slurm_synergy.core.scaling import Scaling
 
 __all__ = ["OneSpeed", "one_learner", "relative"]
 
@@ -61,9 +63,9 @@ def _rates(status: JobStatus, size: int, total: int) -> Floats:
     if learner is None:  # scaling that is not known is perfect
         found[:] = gpus
         return found
-    most = min(total, status.job.most_gpus)
-    one, many = np.arange(1, min(size, most) + 1), np.arange(2, most + 1)
-    replicas = np.concatenate((one, many))
+    most, unit = min(total, status.job.most_gpus), _gpus_per_replica(status)
+    one, many = np.arange(unit, min(size, most) + 1), np.arange(max(unit, 2), most + 1)
+    replicas = np.concatenate((one, many)) // unit
     nodes = np.concatenate((np.ones_like(one), np.full_like(many, 2)))
     best = best_batches([learner], np.zeros_like(nodes), nodes, replicas).goodput
     found[0, one], found[1, many] = best[: len(one)], best[len(one) :]
@@ -75,5 +77,17 @@ def one_learner(status: JobStatus) -> Learner | None:
     scaling = status.profile.scaling
     if scaling is None or not scaling.speeds or status.job.elasticity is _RIGID:
         return None
-    kind = min(scaling.speeds, key=lambda one: (-scaling.speeds[one].explored_gpus, one))
+    kind = _most_seen(scaling)
     return learner_on(status, kind, scaling.speeds[kind].model)
+
+
+def _most_seen(scaling: Scaling) -> str:
+    """The type on which the job ran on most GPUs."""
+    return min(scaling.speeds, key=lambda one: (-scaling.speeds[one].explored_gpus, one))
+
+
+def _gpus_per_replica(status: JobStatus) -> int:
+    """Over how many GPUs a copy of the job is split on that type."""
+    scaling = status.profile.scaling
+    assert scaling is not None
+    return gpus_per_replica(status.job, scaling, _most_seen(scaling))

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from slurm_synergy.core.model import Decision, Snapshot
+from slurm_synergy.core.model import Snapshot
 from slurm_synergy.linear import maximise
-from slurm_synergy.policies.time_shares import Demand, Shares, choose_by_shares, reported
+from slurm_synergy.policies.time_shares import Demand, SharedTime, Shares
 
 __all__ = ["GAVEL", "Gavel"]
 
@@ -25,41 +25,15 @@ _MOST_KNOWN = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gavel:
-    """The policy. ``quantum_s`` is how long what was granted is kept at least, in seconds.
+class Gavel(SharedTime):
+    """The policy. ``quantum_s`` and ``fills`` are those of every policy that shares time.
 
     ``normalised`` counts each job's speed relative to that on its slowest type, in place of its
-    steps per second, by which jobs with short steps come first. ``fills`` gives GPUs that become
-    free within a quantum to jobs that wait.
+    steps per second, by which jobs with short steps come first.
     """
 
     name: str = "gavel"
-    quantum_s: float = 360.0
     normalised: bool = False
-    fills: bool = True
-
-    @property
-    def parameters(self) -> Mapping[str, float]:
-        """The settings of the policy, by name."""
-        return {
-            "quantum_s": self.quantum_s,
-            "normalised": float(self.normalised),
-            "fills": float(self.fills),
-        }
-
-    def as_reported(self, report: Mapping[str, object]) -> Gavel:
-        """The policy with the settings that a plan's solver report names."""
-        return reported(self, report)
-
-    def choose(self, snapshot: Snapshot) -> Decision:
-        """A GPU type for each job that runs."""
-        return choose_by_shares(
-            snapshot,
-            self.shares,
-            quantum_s=self.quantum_s,
-            fills=self.fills,
-            parameters=self.parameters,
-        )
 
     def shares(self, demand: Demand) -> Shares:
         """The shares of time with the most steps per second in total.

@@ -49,17 +49,21 @@ __all__ = ["POLLUX", "Pollux", "Wanted", "shaped"]
 
 _PARAMETERS = (
     *("power", "restart_s", "population", "generations", "patience", "part_gpus", "most_nodes"),
-    *("avoid_interference", "seed"),
+    *("avoid_interference", "mixes", "seed"),
 )
 _RIGID = Elasticity.RIGID
+# Generations without a fitter member, where there are few jobs and so little to search.
+_LEAST_PATIENCE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pollux:
     """The policy. ``power`` is the fairness exponent p, ``restart_s`` delta, what a restart is
     taken to cost, whatever the job. A search has ``population`` members and at most
-    ``generations``, and ends after ``patience`` of them without a fitter one. Unlike nodes are cut
-    into parts of ``part_gpus`` GPUs. ``seed`` is that of its random numbers.
+    ``generations``, and ends after ``patience`` of them without a fitter one, or as many as there
+    are jobs if these are fewer (and at least 8). Unlike nodes are cut into parts of ``part_gpus``
+    GPUs. With ``mixes`` the search believes that a job can use GPUs of several types at once, of
+    which it then gets one, as in Sia's study. ``seed`` is that of its random numbers.
     """
 
     name: str = "pollux"
@@ -71,6 +75,7 @@ class Pollux:
     part_gpus: int = 4
     most_nodes: int = 16
     avoid_interference: bool = True
+    mixes: bool = False
     seed: int = 0
     memory: Memory | None = field(default=None, compare=False, repr=False)
 
@@ -116,7 +121,7 @@ class Pollux:
             np.random.default_rng((self.seed, snapshot.round)),
             population=self.population,
             generations=self.generations,
-            patience=self.patience,
+            patience=min(self.patience, max(len(ids), _LEAST_PATIENCE)),
             start=past.rows_of(ids, board.parts.names) if past else None,
         )
         if self.memory is not None:
@@ -166,10 +171,22 @@ class _Board:
             ),
             capacity=parts.capacity,
             hosts=parts.host,
+            kinds=parts.kind,
+            ranks=self._ranks(),
             power=policy.power,
             most_nodes=policy.most_nodes,
             avoid_interference=policy.avoid_interference,
+            one_kind=not policy.mixes,
         )
+
+    def _ranks(self) -> Ints:
+        """The GPU types of the pool for each job, by number, the fastest as 0."""
+        kinds = self.parts.kinds
+        found = np.zeros((len(self.jobs), len(kinds)), dtype=np.int64)
+        for row, status in enumerate(self.jobs):
+            order = sorted(range(len(kinds)), key=lambda at: _pace(status, kinds[at]))
+            found[row, order] = range(len(kinds))
+        return found
 
     def _discounts(self, now_s: float) -> Floats:
         """Of a job that holds nothing it is 1: a new one would be left out at first."""

@@ -14,9 +14,7 @@ from operator import attrgetter
 from typing import cast
 
 from slurm_synergy.core.model import (
-    Configuration,
     Decision,
-    Grant,
     JobPhase,
     JobStatus,
     Reason,
@@ -86,6 +84,8 @@ def choose(snapshot: Snapshot, key: Key) -> Decision:
             walk.append(status)
         else:
             walk += _candidates((status,), snapshot, waiting)
+    if jobs.holding:
+        walk.sort(key=_ID)
     walk = _in_order(walk, key(snapshot), holding)
     while True:
         refused: dict[int, Reason] = {}
@@ -93,7 +93,7 @@ def choose(snapshot: Snapshot, key: Key) -> Decision:
         lost = _unconfirmed(requests, granted)
         if not lost:
             waiting.update(refused)
-            return Decision(grants=_grants(granted), waiting=waiting)
+            return Decision(grants=requests.grant(granted), waiting=waiting)
         # What they leave is for the others, also for those that were refused because of them.
         waiting.update(lost)
         walk = [status for status in walk if status.job.job_id not in lost]
@@ -115,8 +115,7 @@ def _candidates(
 
 
 def _in_order(walk: list[JobStatus], rank: Rank, holding: Mapping[int, Request]) -> list[JobStatus]:
-    """Pinned jobs, then by rank, submission and id."""
-    walk.sort(key=_ID)
+    """Pinned jobs, then by rank, submission and id; they come by id."""
     walk.sort(key=ARRIVAL)
     if rank is not ARRIVAL:
         walk.sort(key=rank)
@@ -181,6 +180,8 @@ def _unconfirmed(requests: Requests, granted: Sequence[Request]) -> dict[int, Re
     mechanism knows only the grants, and packs them by itself.
     """
     packed = requests.pack(granted)
+    if None not in packed.values():
+        return {}
     return {
         request.job_id: Reason(
             code=ReasonCode.FRAGMENTED,
@@ -191,28 +192,14 @@ def _unconfirmed(requests: Requests, granted: Sequence[Request]) -> dict[int, Re
     }
 
 
-def _grants(granted: list[Request]) -> tuple[Grant, ...]:
-    made: dict[Shape, Configuration] = {}
-    if all([request.grant for request in granted]):  # noqa: C419 - quicker
-        return tuple([cast(Grant, request.grant) for request in granted])
-    for request in granted:
-        if request.grant is None:
-            gpus, nodes, types = request.shape
-            if request.shape not in made:
-                only = types[0] if len(types) == 1 else None
-                made[request.shape] = Configuration(gpus=gpus, nodes=nodes, gpu_type=only)
-            request.grant = Grant(job_id=request.job_id, configuration=made[request.shape])
-    return tuple([request.grant for request in granted if request.grant is not None])
-
-
 class _Refusals:
     """Why jobs wait when no GPU is free at all: kept with the nodes, as it depends on no others."""
 
     __slots__ = ("reasons", "statuses")
 
     def __init__(self) -> None:
-        # By the id of the status, which is kept so that its id stays its own.
-        self.reasons: dict[int, Reason] = {}
+        # With the job's id, by the id of the status, which is kept so that its id stays its own.
+        self.reasons: dict[int, tuple[int, Reason]] = {}
         self.statuses: dict[int, JobStatus] = {}
 
 
@@ -227,6 +214,8 @@ class _Reasons:
         self._requests = requests
         self._packer = packer
         self._known: dict[tuple[object, ...], Reason] = {}
+        # Of jobs for which too few GPUs are free, by what tells them apart.
+        self._sorts: dict[tuple[object, ...], Reason] = {}
         self._whole: Room | None = None
 
     def of_all(self, refused: Sequence[JobStatus], waiting: dict[int, Reason]) -> None:
@@ -240,13 +229,33 @@ class _Reasons:
         if not all(found):
             for at, (key, status) in enumerate(zip(keys, refused, strict=True)):
                 if found[at] is None:
-                    found[at] = kept.reasons[key] = self.of(status, 0)
+                    found[at] = kept.reasons[key] = (status.job.job_id, self.of(status, 0))
                     kept.statuses[key] = status
-        reasons = cast(list[Reason], found)
-        waiting.update(zip(map(_ID, refused), reasons, strict=True))
+        waiting.update(cast(list[tuple[int, Reason]], found))
 
     def of(self, status: JobStatus, free: int) -> Reason:
         """The reason of a job that was just refused when ``free`` GPUs of its types were free."""
+        job = status.job
+        if free >= job.gpus:
+            return self._of_case(status, free)
+        # Most jobs of a long queue end here, and most of them are like one before.
+        sort = (
+            id(status.profile),
+            job.gpus,
+            job.nodes,
+            job.gpu_types,
+            job.min_mem_mib_per_node,
+            job.tasks_per_node,
+            job.wrapped,
+            status.phase,
+            free,
+        )
+        reason = self._sorts.get(sort)
+        if reason is None:
+            reason = self._sorts[sort] = self._of_case(status, free)
+        return reason
+
+    def _of_case(self, status: JobStatus, free: int) -> Reason:
         job = status.job
         shape = (job.gpus, job.nodes, job.gpu_types)
         preempted = status.phase is JobPhase.RUNNING

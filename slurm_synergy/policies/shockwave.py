@@ -9,19 +9,17 @@ be alike, as fast as their mean.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slurm_synergy.core.model import Decision, Snapshot
 from slurm_synergy.core.rounds_of_time import Turn
 from slurm_synergy.core.snapshot import held
 from slurm_synergy.core.window import Program, Window, ordering_program, window_program
 from slurm_synergy.linear import Answer, maximise
 from slurm_synergy.policies.fair_times import Work
-from slurm_synergy.policies.time_shares import Demand, Shares, choose_by_shares, reported
+from slurm_synergy.policies.time_shares import Demand, SharedTime, Shares
 
 __all__ = ["SHOCKWAVE", "Shockwave"]
 
@@ -38,43 +36,22 @@ _RUNNING = 1.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shockwave:
-    """The policy. ``quantum_s`` and ``fills`` are as Gavel's; a window has ``rounds`` quanta.
+class Shockwave(SharedTime):
+    """The policy. ``quantum_s`` and ``fills`` are those of every policy that shares time.
 
-    ``makespan`` is what a second of the last job's end counts, ``power`` (lambda) how much more a
-    job weighs that is treated unfairly, ``most_ratio`` from which ratio to a fair finish on that
-    is so. The solver stops at ``gap`` from the best, relative, or after ``limit_s`` seconds.
+    A window has ``rounds`` quanta. ``makespan`` is what a second of the last job's end counts,
+    ``power`` (lambda) how much more a job weighs that is treated unfairly, ``most_ratio`` from
+    which ratio to a fair finish on that is so. The solver stops at ``gap`` from the best, relative,
+    or after ``limit_s`` seconds.
     """
 
     name: str = "shockwave"
-    quantum_s: float = 360.0
     rounds: int = 5
     makespan: float = 1e-9
     power: float = 12.0
     most_ratio: float = 1.0
     gap: float = 1e-3
     limit_s: float = 15.0
-    fills: bool = True
-
-    @property
-    def parameters(self) -> Mapping[str, float]:
-        """The settings of the policy, by name."""
-        names = ("quantum_s", "rounds", "makespan", "power", "most_ratio", "gap", "limit_s")
-        return {**{name: float(getattr(self, name)) for name in names}, "fills": float(self.fills)}
-
-    def as_reported(self, report: Mapping[str, object]) -> Shockwave:
-        """The policy with the settings that a plan's solver report names."""
-        return reported(self, report)
-
-    def choose(self, snapshot: Snapshot) -> Decision:
-        """The jobs of the first round of the window."""
-        return choose_by_shares(
-            snapshot,
-            self.shares,
-            quantum_s=self.quantum_s,
-            fills=self.fills,
-            parameters=self.parameters,
-        )
 
     def shares(self, demand: Demand) -> Shares:
         """Who is served in this round, in order; parts of the time are left open."""

@@ -8,16 +8,14 @@ solves for all of them together. Rounds are those of Gavel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slurm_synergy.core.model import Decision, Snapshot
 from slurm_synergy.linear import Answer, maximise
 from slurm_synergy.policies.fair_times import Work, equal_rates
-from slurm_synergy.policies.time_shares import Demand, Shares, choose_by_shares, reported
+from slurm_synergy.policies.time_shares import Demand, SharedTime, Shares
 
 __all__ = ["THEMIS", "Themis"]
 
@@ -30,31 +28,10 @@ _MOST_STEPS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Themis:
-    """The policy. ``quantum_s`` and ``fills`` are as Gavel's."""
+class Themis(SharedTime):
+    """The policy. ``quantum_s`` and ``fills`` are those of every policy that shares time."""
 
     name: str = "themis"
-    quantum_s: float = 360.0
-    fills: bool = True
-
-    @property
-    def parameters(self) -> Mapping[str, float]:
-        """The settings of the policy, by name."""
-        return {"quantum_s": self.quantum_s, "fills": float(self.fills)}
-
-    def as_reported(self, report: Mapping[str, object]) -> Themis:
-        """The policy with the settings that a plan's solver report names."""
-        return reported(self, report)
-
-    def choose(self, snapshot: Snapshot) -> Decision:
-        """A GPU type for each job that runs."""
-        return choose_by_shares(
-            snapshot,
-            self.shares,
-            quantum_s=self.quantum_s,
-            fills=self.fills,
-            parameters=self.parameters,
-        )
 
     def shares(self, demand: Demand) -> Shares:
         """The shares of time with the least worst ratio, and of these the fastest."""

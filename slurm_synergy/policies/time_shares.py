@@ -8,8 +8,8 @@ behind its share (algorithms D.2). GPUs and batch size of every job are as its u
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ from slurm_synergy.core.rounds_of_time import Turn, is_renewal, turns
 from slurm_synergy.core.snapshot import held
 from slurm_synergy.core.type_rates import TypeRates, type_rates
 
-__all__ = ["Demand", "Shares", "SharesOf", "choose_by_shares", "reported"]
+__all__ = ["Demand", "SharedTime", "Shares"]
 
 Floats = NDArray[np.float64]
 
@@ -68,40 +68,45 @@ class Shares:
     order: tuple[Turn, ...] | None = None
 
 
-SharesOf = Callable[[Demand], Shares]
-"""A policy's rule."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedTime:
+    """A policy whose ``shares`` of time are made real round by round.
 
-
-_Policy = TypeVar("_Policy")
-
-
-def reported(policy: _Policy, report: Mapping[str, object]) -> _Policy:
-    """A frozen policy with the ``parameters`` that a plan's solver report names."""
-    said = report.get("parameters")
-    if not isinstance(said, Mapping):
-        return policy
-    own: Any = policy
-    changes = {
-        name: type(getattr(own, name))(said[name]) for name in own.parameters if name in said
-    }
-    return cast(_Policy, replace(own, **changes))
-
-
-def choose_by_shares(
-    snapshot: Snapshot,
-    shares_of: SharesOf,
-    *,
-    quantum_s: float,
-    fills: bool,
-    parameters: Mapping[str, float],
-) -> Decision:
-    """Grants for this round; ``parameters`` are the policy's settings, for the report.
-
-    ``fills`` tells whether GPUs that become free within a quantum are given to waiting jobs;
-    otherwise those that are not taken in its first minute stay idle until it ends.
+    ``quantum_s`` is how long what was granted is kept at least, in seconds. ``fills`` tells whether
+    GPUs that become free within a quantum are given to waiting jobs; otherwise those that are not
+    taken in its first minute stay idle until it ends. All fields but ``name`` are settings, numbers
+    or yes and no.
     """
-    found = _Round(snapshot, quantum_s, fills=fills).decision(shares_of)
-    return replace(found, solver={**found.solver, "parameters": parameters})
+
+    name: str = ""
+    quantum_s: float = 360.0
+    fills: bool = True
+
+    @property
+    def parameters(self) -> Mapping[str, float]:
+        """The settings of the policy, by name."""
+        names = (one.name for one in fields(self) if one.name != "name")
+        return {name: float(getattr(self, name)) for name in names}
+
+    def as_reported(self, report: Mapping[str, object]) -> Self:
+        """The policy with the settings that a plan's solver report names."""
+        said = report.get("parameters")
+        if not isinstance(said, Mapping):
+            return self
+        changes: dict[str, Any] = {
+            name: type(getattr(self, name))(said[name]) for name in self.parameters if name in said
+        }
+        return replace(self, **changes)
+
+    def choose(self, snapshot: Snapshot) -> Decision:
+        """A GPU type for each job that runs."""
+        round_ = _Round(snapshot, self.quantum_s, fills=self.fills)
+        found = round_.decision(self.shares)
+        return replace(found, solver={**found.solver, "parameters": self.parameters})
+
+    def shares(self, demand: Demand) -> Shares:
+        """What each job of ``demand`` should have: the policy's rule."""
+        raise NotImplementedError
 
 
 class _Round:
@@ -120,7 +125,7 @@ class _Round:
             contest.kept if renews else [one for one in snapshot.jobs if held(one) is not None]
         )
 
-    def decision(self, shares_of: SharesOf) -> Decision:
+    def decision(self, shares_of: Callable[[Demand], Shares]) -> Decision:
         """The policy's word."""
         kept = [self._request(status, _as_held(status)) for status in self._kept]
         keeps = {status.job.job_id for status in self._kept}

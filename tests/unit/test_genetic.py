@@ -34,6 +34,8 @@ def problem(jobs: int = 2, nodes: int = 2, gpus: int = 4, **more: Any) -> Proble
         "even": np.zeros(jobs, dtype=bool),
         "capacity": np.full(nodes, gpus, dtype=np.int64),
         "hosts": np.arange(nodes),
+        "kinds": np.zeros(nodes, dtype=np.int64),
+        "ranks": np.zeros((jobs, 2), dtype=np.int64),
     }
     return Problem(**{**made, **more})
 
@@ -148,6 +150,29 @@ def test_an_even_job_has_as_many_gpus_on_each_host_as_gives_it_most() -> None:
     halves = problem(jobs=1, nodes=4, even=np.array([True]), hosts=np.array([0, 0, 1, 1]))
     assert repaired(halves, [[4, 2, 4, 1]]) == [[4, 1, 4, 1]]
     assert repaired(halves, [[1, 4, 0, 0]]) == [[1, 4, 0, 0]]
+
+
+def test_a_job_keeps_the_kind_of_which_it_has_most() -> None:
+    given = problem(jobs=2, nodes=3, kinds=np.array([0, 0, 1]), ranks=np.array([[0, 1], [1, 0]]))
+    assert repaired(given, [[2, 1, 2], [0, 2, 1]]) == [[2, 1, 0], [0, 2, 0]]
+    # Of equally many each keeps what it prefers.
+    assert repaired(given, [[2, 0, 2], [1, 1, 2]]) == [[2, 0, 0], [0, 0, 2]]
+    mixed = problem(nodes=3, kinds=np.array([0, 0, 1]), one_kind=False)
+    assert repaired(mixed, [[2, 1, 2], [0, 0, 0]]) == [[2, 1, 2], [0, 0, 0]]
+
+
+def test_gpus_of_one_kind_are_not_cut_to_be_as_many_as_those_of_another() -> None:
+    """Only one kind will be used; which it is depends on how many there are of each."""
+    given = problem(
+        jobs=1,
+        nodes=5,
+        even=np.array([True]),
+        hosts=np.array([0, 1, 2, 2, 3]),
+        kinds=np.array([0, 0, 1, 1, 1]),
+        one_kind=False,
+    )
+    assert repaired(given, [[2, 3, 4, 4, 0]]) == [[2, 2, 4, 4, 0]]
+    assert repaired(given, [[1, 0, 4, 1, 3]]) == [[1, 0, 3, 0, 3]]
 
 
 def test_a_job_with_less_than_its_least_has_nothing() -> None:

@@ -109,6 +109,17 @@ def test_a_job_has_one_speed_whatever_the_type() -> None:
     assert fresh is not None and fresh.model == scaling().speeds["a100"].model
 
 
+def test_a_job_that_is_split_is_as_fast_as_its_whole_copies() -> None:
+    whole, split = seen(4).scaling, seen(4).scaling
+    assert whole is not None and split is not None
+    speeds = {kind: replace(one, gpus_per_replica=4) for kind, one in split.speeds.items()}
+    told = known(replace(split, speeds=speeds))
+    shot = snapshot(pool(), [pending(elastic(1, most=4), known(whole)), pending(elastic(2), told)])
+    first, second = (OneSpeed.of_snapshot(shot).rates(one, 8, 16) for one in shot.jobs)
+    assert not second[:, :4].any() and second[0, 4] == second[0, 7] == first[0, 1] > 0
+    assert second[0, 8] > second[0, 7]
+
+
 def test_scaling_that_is_not_known_is_perfect() -> None:
     shot = snapshot(pool(), [pending(elastic()), pending(job(2, 2))])
     speed = OneSpeed.of_snapshot(shot)

@@ -18,7 +18,7 @@ from slurm_synergy.policies import POLICIES, policy_of_plan
 from slurm_synergy.policies.fair_times import Work
 from slurm_synergy.policies.shockwave import SHOCKWAVE, Shockwave
 from slurm_synergy.policies.themis import THEMIS
-from slurm_synergy.policies.time_shares import choose_by_shares
+from slurm_synergy.policies.time_shares import Demand, Shares
 
 ROUND_S = 360.0
 POOL = [node("a-1", "a", gpus=1)]
@@ -176,8 +176,9 @@ def test_a_decision_within_a_quantum_needs_no_solver() -> None:
     held = running(first.job, placement(1, "a", a_1=res(1, 3, 60_000)), first.profile)
     shot = replace(snapshot(POOL, [held, lasting(2, 5)]), now_s=400.0, previous_s=365.0)
 
-    def never(_: object) -> object:
-        raise AssertionError("asked")
+    class Never(Shockwave):
+        def shares(self, demand: Demand) -> Shares:
+            raise AssertionError(demand)
 
-    found = choose_by_shares(shot, never, quantum_s=ROUND_S, fills=True, parameters={})  # type: ignore[arg-type]
+    found = Never().choose(shot)
     assert [grant.job_id for grant in found.grants] == [1]
