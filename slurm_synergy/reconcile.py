@@ -14,7 +14,6 @@ from typing import cast
 from slurm_synergy.cluster import Action, Hold, Renew, Resize, Start, Stop
 from slurm_synergy.core.elastic import as_placed
 from slurm_synergy.core.model import (
-    Elasticity,
     Enforcement,
     JobPhase,
     JobStatus,
@@ -34,11 +33,9 @@ from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.snapshot import is_pinned, standing
 from slurm_synergy.core.totals import Totals
 from slurm_synergy.core.values import maker
+from slurm_synergy.settling import granted_mib, settle, takes_cores
 
 __all__ = ["Reconciled", "reconcile"]
-
-# A restart to grow must clearly pay, not just break even on uncertain numbers.
-_RESTART_GAIN = 1.2
 
 _ID = attrgetter("job_id")
 _NOTHING = (0, 0, 0)
@@ -146,9 +143,12 @@ class _Round:
             self._renews.values(),
             self._holds,
         )
-        actions = tuple(action for group in groups for action in sorted(group, key=_ID))
+        actions: list[Action] = []
+        for group in groups:
+            actions += sorted(group, key=_ID)
         return Reconciled(
-            actions=actions, deferred={job: self._deferred[job] for job in sorted(self._deferred)}
+            actions=tuple(actions),
+            deferred={job: self._deferred[job] for job in sorted(self._deferred)},
         )
 
     # running jobs ----------------------------------------------------------------------------
@@ -156,91 +156,21 @@ class _Round:
     def settle_running(self, status: JobStatus) -> None:
         """Stop, resize or renew one running job."""
         job_id = status.job.job_id
-        assert status.lease is not None
-        now = status.lease.placement
-        planned = self._plan.get(job_id)
-        if is_pinned(status, self._snapshot) and (
-            planned is None or planned.gpu_layout != now.gpu_layout or not status.job.wrapped
-        ):
-            self._renews[job_id] = Renew(job_id=job_id)
-        elif planned is None:
-            why = self._waiting.get(job_id)
-            self._stop(
-                job_id, ReasonCode.PREEMPTED, why.text if why else "the policy prefers others"
-            )
-        elif planned.gpu_layout != now.gpu_layout:
-            self._stop(job_id, *_why_moved(status, now, planned))
-        elif self._snapshot.enforcement.in_place:
-            self._resize_in_place(status, now, planned)
+        action = settle(self._snapshot, status, self._plan.get(job_id), self._waiting.get(job_id))
+        if isinstance(action, Stop):
+            self._stops[job_id] = action
+        elif isinstance(action, Renew):
+            self._renews[job_id] = action
+        elif takes_cores(status, action.placement):
+            self._grows[job_id] = action
         else:
-            self._resize_by_restart(status, now, planned)
+            self._shrinks[job_id] = action
 
     def _stop(self, job_id: int, code: ReasonCode, text: str) -> None:
         self._renews.pop(job_id, None)
         self._shrinks.pop(job_id, None)
         self._grows.pop(job_id, None)
         self._stops[job_id] = Stop(job_id=job_id, reason=Reason(code=code, text=text))
-
-    def _resize_in_place(self, status: JobStatus, now: Placement, planned: Placement) -> None:
-        """Change cores and memory; memory at most to what the cluster granted at the start."""
-        job_id = status.job.job_id
-        shares = []
-        for name in now.nodes:
-            wish = planned.on(name)
-            shares.append(
-                (name, replace(wish, mem_mib=min(wish.mem_mib, self._granted(status, name))))
-            )
-        target = replace(now, shares=tuple(shares), batch=planned.batch)
-        if target.shares == now.shares and target.batch == now.batch:
-            self._renews[job_id] = Renew(job_id=job_id)
-        elif any(target.on(name).cpus > share.cpus for name, share in now.shares):
-            self._grows[job_id] = Resize(job_id=job_id, placement=target)
-        else:
-            self._shrinks[job_id] = Resize(job_id=job_id, placement=target)
-
-    def _resize_by_restart(self, status: JobStatus, now: Placement, planned: Placement) -> None:
-        """Only a restart changes the job: to shrink if others need it, to grow if it pays."""
-        job_id = status.job.job_id
-        shrinks = any(
-            planned.on(name).cpus < share.cpus or planned.on(name).mem_mib < share.mem_mib
-            for name, share in now.shares
-        )
-        grows = any(not planned.on(name).fits_in(share) for name, share in now.shares)
-        if not is_pinned(status, self._snapshot) and (
-            shrinks or (grows and self._restart_pays(status, now, planned))
-        ):
-            what = "less" if shrinks else "more"
-            self._stop(job_id, ReasonCode.RESIZED, f"restarts with {what} CPU or memory")
-        elif planned.batch != now.batch:
-            # That needs no restart, whatever else does.
-            self._shrinks[job_id] = Resize(
-                job_id=job_id, placement=replace(now, batch=planned.batch)
-            )
-        else:
-            self._renews[job_id] = Renew(job_id=job_id)
-
-    def _restart_pays(self, status: JobStatus, now: Placement, planned: Placement) -> bool:
-        """Whether the time saved until the end is clearly more than a restart costs."""
-        total = status.job.total_samples
-        old, new = (
-            job_rate(
-                as_placed(self._snapshot, status, one).profile,
-                one.gpu_type,
-                [share for _, share in one.shares],
-            )
-            for one in (now, planned)
-        )
-        if total is None or not old or not new or new <= old:
-            return False
-        left = max(total - status.done_samples, 0.0)
-        return left / old - left / new > _RESTART_GAIN * status.profile.restart_s
-
-    def _granted(self, status: JobStatus, node: str) -> int:
-        """MiB that the cluster set aside for the job on ``node`` when it started."""
-        if status.lease is None:
-            return 0
-        granted = status.lease.granted.get(node)
-        return granted.mem_mib if granted else status.lease.placement.on(node).mem_mib
 
     # cores -----------------------------------------------------------------------------------
 
@@ -419,7 +349,7 @@ class _Round:
                 continue
             if status.phase in leaving or job_id in self._stops:
                 again = self._plan.get(job_id)
-                coming += self._granted(status, node) - (again.on(node).mem_mib if again else 0)
+                coming += granted_mib(status, node) - (again.on(node).mem_mib if again else 0)
         return coming
 
     def _excess(self, node: str) -> list[tuple[int, int]]:
@@ -437,22 +367,7 @@ class _Round:
                 or node not in status.lease.placement.nodes
             ):
                 continue
-            mib = self._granted(status, node) - planned.on(node).mem_mib
+            mib = granted_mib(status, node) - planned.on(node).mem_mib
             if mib > 0:
                 found.append((mib, job_id))
         return found
-
-
-def _why_moved(status: JobStatus, now: Placement, planned: Placement) -> tuple[ReasonCode, str]:
-    """Why a job that shall have other GPUs is stopped."""
-    same = now.gpu_type == planned.gpu_type and now.gpus == planned.gpus
-    if same or status.job.elasticity is Elasticity.RIGID:
-        return (
-            ReasonCode.MOVED,
-            f"moves from {','.join(now.nodes)} to {','.join(planned.nodes)}",
-        )
-    return (
-        ReasonCode.RESHAPED,
-        f"changes from {now.gpus} {now.gpu_type} GPUs on {','.join(now.nodes)} to "
-        f"{planned.gpus} {planned.gpu_type} GPUs on {','.join(planned.nodes)}",
-    )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
-from typing import TypeGuard
+from typing import TypeGuard, cast
 
 from slurm_synergy.cluster import (
     Action,
@@ -60,7 +60,8 @@ _NAME, _SEEN_ID = attrgetter("name"), attrgetter("job.job_id")
 _FORGOTTEN_AT_LEAST = 1000
 # Until Python 3.12, looking up a member of an enumeration takes longer than comparing it.
 _PENDING = JobPhase.PENDING
-_STATUS = maker(JobStatus)
+# Of a job that holds nothing; with its defaults there is nothing to check.
+_PENDING_STATUS = maker(JobStatus, checked=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,24 +129,19 @@ class Known:
         """The status of each job, ascending by id."""
         todo, found = self._unsettled(observation)
         last, is_sorted = next(reversed(found), -1), True
+        is_silent = observation.news is None
         for seen in todo:
             job = seen.job
             job_id = job.job_id
             record = records.get(job_id)
-            if job_id > last:
-                last = job_id
-            elif job_id not in found:
-                is_sorted = False
-            if (
-                record is None
-                or record.profile is None
-                or seen.phase is not _PENDING
-                or observation.news is None
-            ):
+            if job_id not in found:
+                is_sorted = is_sorted and job_id > last
+                last = max(last, job_id)
+            profile = None if record is None else record.profile
+            if record is None or profile is None or is_silent or seen.phase is not _PENDING:
                 found[job_id] = self._status(seen, record, profile_of, observation, now_s)
                 continue
-            profile = record.profile
-            found[job_id] = _STATUS(  # what _status would make of it, in a third of the time
+            found[job_id] = _PENDING_STATUS(  # what _status would make, in a third of the time
                 job=job,
                 profile=profile if profile.pipeline is None else fit_to_job(profile, job),
                 done_samples=record.done_samples,
@@ -466,8 +462,7 @@ def _apply(
         cluster.foresee(actions, statuses)
     for kind, several in groupby(actions, key=type):
         if kind is Start and _starts_together(cluster):
-            starts = [action for action in several if isinstance(action, Start)]
-            outcomes += cluster.start_all(starts, statuses)
+            outcomes += cluster.start_all(cast(list[Start], list(several)), statuses)
             continue
         if kind is Resize and _resizes_together(cluster):
             outcomes += _resize_all(cluster, tuple(several), statuses)

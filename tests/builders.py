@@ -42,7 +42,7 @@ from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.scaling import Scaling, TypeSpeed
 from slurm_synergy.mechanisms import MECHANISMS
 from slurm_synergy.policies import POLICIES
-from slurm_synergy.round import RoundResult, run_round
+from slurm_synergy.round import Known, RoundResult, run_round
 
 GIB = 1024
 
@@ -381,6 +381,8 @@ class Harness:
         self.records = MemoryRecords()
         self.clock = VirtualClock()
         self.results: list[RoundResult] = []
+        self.known: Known | None = None
+        """What rounds take over from each other; None: each is as the first one."""
 
     def submit(self, one: Job, profile_key: str = "", belief: Profile | None = None) -> None:
         """Queue a job; ``belief`` is stored as the measured profile of its key."""
@@ -407,7 +409,13 @@ class Harness:
             if held is not None and held.phase is JobPhase.PENDING:
                 self.records.records[job_id] = replace(record, stopping=None)
         result = run_round(
-            self.cluster, self.records, self.clock, self.policy, self.mechanism, 300.0
+            self.cluster,
+            self.records,
+            self.clock,
+            self.policy,
+            self.mechanism,
+            300.0,
+            known=self.known,
         )
         check_plan(result.snapshot, result.plan)
         self.check_leases()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Protocol
@@ -34,7 +34,6 @@ _RATE_TOLERANCE = 1e-9
 _ID = attrgetter("job_id")
 _FORGOTTEN_AT_LEAST = 1000
 _NOTHING = (0, 0, 0)
-_UNCHECKED = (None, None, None)
 _MOST_FLOORS = 100_000
 
 
@@ -85,12 +84,14 @@ def _decide(snapshot: Snapshot, policy: Policy, mechanism: Mechanism) -> Plan:
     layout = mechanism.place(snapshot, decision)
     waiting = {**decision.waiting, **layout.unplaced} if layout.unplaced else decision.waiting
     ids = sorted(waiting)
+    if ids != list(waiting):
+        waiting = dict(zip(ids, map(waiting.__getitem__, ids), strict=True))
     return Plan(
         round=snapshot.round,
         policy=policy.name,
         mechanism=mechanism.name,
         placements=tuple(sorted(layout.placements, key=_ID)),
-        waiting=dict(zip(ids, map(waiting.__getitem__, ids), strict=True)),
+        waiting=waiting,
         solver={**decision.solver, **layout.solver} if decision.solver else layout.solver,
     )
 
@@ -127,23 +128,21 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
         for status in jobs.holding  # what holds nothing is not pinned
         if is_pinned(status, snapshot)
     }
-    known = checked.placements.get
-    for placement in plan.placements:
-        status = jobs.by_id[placement.job_id]
+    for placement in plan.placements if pinned else ():
         if placement.job_id in pinned:
-            _check_stays(status, placement)
+            _check_stays(jobs.by_id[placement.job_id], placement)
+    for status, placement in checked.new(jobs.by_id, plan.placements):
+        if placement.job_id in pinned:
             continue
-        job, profile, good = known(placement.job_id, _UNCHECKED)
-        if good is not placement or job is not status.job or profile is not status.profile:
-            why_not = objection(status, placement)
-            if why_not is not None:
-                raise PlanError(
-                    f"job {placement.job_id} is placed on {placement.gpu_layout}: {why_not}"
-                )
-            there = as_placed(snapshot, status, placement)
-            _check_shape(there, placement, checked.nodes)
-            _check_floor(there, placement, checked)
-            checked.keep(status, placement)
+        why_not = objection(status, placement)
+        if why_not is not None:
+            raise PlanError(
+                f"job {placement.job_id} is placed on {placement.gpu_layout}: {why_not}"
+            )
+        there = as_placed(snapshot, status, placement)
+        _check_shape(there, placement, checked.nodes)
+        _check_floor(there, placement, checked)
+        checked.keep(status, placement)
     _check_capacity(snapshot, plan, pinned)
     for job_id in sorted(pinned):
         if job_id in plan.waiting:
@@ -161,7 +160,8 @@ class _Checked:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.nodes = {node.name: node for node in snapshot.nodes}
-        # By job id, with the job and the profile for which it is good.
+        # By the id of the placement, which is kept so that its id stays its own; with the job and
+        # the profile for which it is good.
         self.placements: dict[int, tuple[Job, Profile, Placement]] = {}
         self._floors: dict[object, tuple[Profile, Resources, float | None]] = {}
 
@@ -177,9 +177,21 @@ class _Checked:
             found._floors.clear()
         return found
 
+    def new(
+        self, statuses: Mapping[int, JobStatus], placements: Sequence[Placement]
+    ) -> list[tuple[JobStatus, Placement]]:
+        """Those of ``placements`` that were not found good before, with the job of each."""
+        placed = [statuses[placement.job_id] for placement in placements]
+        known = map(self.placements.get, map(id, placements))
+        return [
+            (status, placement)
+            for status, placement, good in zip(placed, placements, known, strict=True)
+            if good is None or good[0] is not status.job or good[1] is not status.profile
+        ]
+
     def keep(self, status: JobStatus, placement: Placement) -> None:
         """Remember that ``placement`` was found good."""
-        self.placements[placement.job_id] = (status.job, status.profile, placement)
+        self.placements[id(placement)] = (status.job, status.profile, placement)
 
     def floor(self, status: JobStatus, name: str, gpus: int) -> Resources:
         """The proportional share of ``gpus`` GPUs on a node."""

@@ -37,6 +37,8 @@ __all__ = [
 # Until Python 3.12, looking up a member of an enumeration takes longer than comparing it.
 _RIGID = Elasticity.RIGID
 _FORGOTTEN_AT_LEAST = 1000
+# Fits to published measurements are mostly within 5 % where a job has run; twice that.
+_FIT_ERROR = 0.1
 _BUT_SCALING = attrgetter(*[one.name for one in fields(Profile) if one.name != "scaling"])
 
 
@@ -139,18 +141,7 @@ def as_granted(snapshot: Snapshot, status: JobStatus, configuration: Configurati
     found = known.shapes.get(job.job_id)
     if found is None or not found.serves(known, status, configuration):
         found = known.shapes[job.job_id] = _Shape(known, status, configuration, found)
-    return JobStatus(  # a replace() would take three times as long
-        job=found.job,
-        profile=found.profile,
-        phase=status.phase,
-        lease=status.lease,
-        done_samples=status.done_samples,
-        attained_service_gpu_s=status.attained_service_gpu_s,
-        restarts=status.restarts,
-        blocked=status.blocked,
-        held_by_us=status.held_by_us,
-        held_s=status.held_s,
-    )
+    return found.granted(status)
 
 
 def as_placed(snapshot: Snapshot, status: JobStatus, placement: Placement) -> JobStatus:
@@ -198,7 +189,7 @@ def _is_own(job: Job, configuration: Configuration) -> bool:
 class _Shape:
     """An elastic job on one configuration, with what it was made from."""
 
-    __slots__ = ("_configuration", "_job", "_models", "_profile", "job", "profile")
+    __slots__ = ("_configuration", "_granted", "_job", "_models", "_profile", "job", "profile")
 
     def __init__(
         self,
@@ -217,6 +208,27 @@ class _Shape:
         else:
             self.job = reshaped(status.job, configuration)
         self.profile = _profile_on(status.profile, self._models, configuration)
+        # The job of the last question, and the answer: policy, mechanism and check ask in turn.
+        self._granted: tuple[JobStatus | None, JobStatus | None] = (None, None)
+
+    def granted(self, status: JobStatus) -> JobStatus:
+        """``status`` as it is there: the same object when it is the same."""
+        asked, found = self._granted
+        if asked is not status or found is None:
+            found = JobStatus(  # a replace() would take three times as long
+                job=self.job,
+                profile=self.profile,
+                phase=status.phase,
+                lease=status.lease,
+                done_samples=status.done_samples,
+                attained_service_gpu_s=status.attained_service_gpu_s,
+                restarts=status.restarts,
+                blocked=status.blocked,
+                held_by_us=status.held_by_us,
+                held_s=status.held_s,
+            )
+            self._granted = status, found
+        return found
 
     def has_shape(self, status: JobStatus, configuration: Configuration) -> bool:
         """Whether it is this very job in that shape, with whatever batch and speed."""
@@ -294,7 +306,19 @@ def _profile_on(
         return replace(profile, scaling=None)
     rate = model.rate(configuration.nodes or 1, batch.replicas, batch.local, batch.accumulation)
     rates = {kind: rate / configuration.gpus}
-    return replace(profile, gpu_rate_per_gpu=rates, scaling=None)
+    certain = profile.confident and _is_seen(profile.scaling, kind, configuration.gpus)
+    return replace(
+        profile, gpu_rate_per_gpu=rates, rate_error=_FIT_ERROR, scaling=None, confident=certain
+    )
+
+
+def _is_seen(scaling: Scaling | None, kind: str, gpus: int) -> bool:
+    """Whether the job has run on as many GPUs of the type, or it was profiled on so few.
+
+    What is believed of more is a guess, by which nothing of its share may be taken from a job.
+    """
+    speed = scaling.speeds.get(kind) if scaling else None
+    return speed is not None and gpus <= max(speed.explored_gpus, speed.gpus_per_replica or 1)
 
 
 def objection(status: JobStatus, placement: Placement) -> str | None:

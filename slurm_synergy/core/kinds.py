@@ -37,7 +37,8 @@ _MOST_COMPUTED = 20_000
 class Pool:
     """The nodes of a round by number, in the order of their names, and their kinds.
 
-    Nodes of one kind have the same GPU type and hardware, so they mean the same to every job.
+    Nodes of one kind have the same GPU type and hardware, and shares can change on all or none of
+    them, so they mean the same to every job.
     """
 
     __slots__ = (
@@ -56,9 +57,10 @@ class Pool:
     def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes = tuple(nodes)
         self.number = {node.name: number for number, node in enumerate(self.nodes)}
-        known: dict[tuple[str, Resources], int] = {}
+        known: dict[tuple[str, Resources, bool], int] = {}
         self.kind_of = [
-            known.setdefault((node.gpu_type, node.total), len(known)) for node in self.nodes
+            known.setdefault((node.gpu_type, node.total, node.fixed_shares), len(known))
+            for node in self.nodes
         ]
         # One node of each kind stands for all of them.
         self.kinds = [self.nodes[self.kind_of.index(kind)] for kind in range(len(known))]
@@ -149,7 +151,7 @@ class Needs:
 
         def look_up(kind: int, gpus: int) -> Amounts:
             node = kinds[kind]
-            sort = (rule, key, node.gpu_type, node.total, gpus)
+            sort = (rule, key, node.gpu_type, node.total, node.fixed_shares, gpus)
             found = _COMPUTED.get(sort)
             if found is None:
                 if len(_COMPUTED) > _MOST_COMPUTED:

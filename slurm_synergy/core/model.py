@@ -324,10 +324,11 @@ class Profile:
     ``restart_s`` is what stopping and starting again costs. ``scaling`` is how the speed changes
     with the number and type of GPUs and the batch size, for elastic jobs.
 
-    ``confident`` is False for measurements that were cut off or contradict each other: such a job
-    never gets fewer cores than its proportional share for them. ``measured_gpus`` is the GPUs on
-    one node beyond which the pipeline was not seen, as these few kept it from showing more (0: no
-    such limit), ``measured_cpus`` the most cores on one node that were tried.
+    ``confident`` is False for measurements that were cut off or contradict each other, and for an
+    elastic job where it has not run yet: such a job never gets less than its proportional share for
+    them. ``measured_gpus`` is the GPUs on one node beyond which the pipeline was not seen, as these
+    few kept it from showing more (0: no such limit), ``measured_cpus`` the most cores on one node
+    that were tried. By ``rate_error``, a part, GPUs may be faster than ``gpu_rate_per_gpu`` says.
     """
 
     key: str = ""
@@ -341,6 +342,7 @@ class Profile:
     confident: bool = True
     measured_gpus: int = 0
     measured_cpus: int = 0
+    rate_error: float = 0.0
 
     def __post_init__(self) -> None:
         if any(rate <= 0 for rate in self.gpu_rate_per_gpu.values()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from slurm_synergy.core.regrouping import pack_around, pack_at_last, retraced
+from slurm_synergy.core.regrouping import pack_around, pack_at_last
 from slurm_synergy.core.request import Request, Step, Trail, parts_of
 from slurm_synergy.core.room import GpuLayout, Need, Parts, Pool, Room, Shape
 
@@ -49,23 +49,27 @@ class Packer:
         self.trail: Trail = []
         self._before = before
         self._refused = False
+        # Added jobs that keep the GPUs that they hold; None once jobs were packed anew.
+        self._staying: set[int] | None = set()
 
     @property
     def layouts(self) -> Mapping[int, GpuLayout]:
         """Where each added job was put."""
         return self._layouts
 
-    def retrace(self, walk: Iterable[Request]) -> list[Request]:
-        """Add the first jobs of ``walk`` as long as an earlier packer began with the same.
+    def retrace(self, count: int) -> list[Request]:
+        """Add the first ``count`` jobs of an earlier packer where it did.
 
         Only for a packer to which nothing was added.
         """
         if not self.is_plain:
             return []
-        self.trail = list(retraced(self._room, walk, self._before))
+        self.trail = list(self._before[:count])
+        self._room.take_all([step[2] for step in self.trail])
         added = [step[0] for step in self.trail]
-        self._added = {request.job_id: request for request in added}
-        self._layouts = {step[0].job_id: step[1] for step in self.trail}
+        ids = [request.job_id for request in added]
+        self._added = dict(zip(ids, added, strict=True))
+        self._layouts = dict(zip(ids, [step[1] for step in self.trail], strict=True))
         self._count_movable()
         return added
 
@@ -93,6 +97,24 @@ class Packer:
         if not self._refused:
             self.trail += steps
         return asked[: len(steps)]
+
+    def packed_again(self) -> Mapping[int, GpuLayout] | None:
+        """``pack_gpus`` of the added jobs, as far as it follows from how they were added.
+
+        That is where some of them keep the GPUs that they hold, and only those that hold nothing
+        were put elsewhere: these are packed anew, largest first. None where there is more to say.
+        """
+        staying = self._staying
+        if not staying:
+            return None
+        movers = [request for job_id, request in self._added.items() if job_id not in staying]
+        room = self._room.copy()
+        for request in movers:
+            if request.held is not None:
+                return None
+            room.give(parts_of(self._pool, self._layouts[request.job_id], request.need))
+        packed = pack_around(room, movers, lambda _: False)
+        return None if packed is None else {**self._layouts, **packed}
 
     def layout(self, job_id: int) -> GpuLayout | None:
         """Where ``job_id`` was put, or None."""
@@ -144,6 +166,8 @@ class Packer:
             assert request.held is not None
             self._added[request.job_id] = request
             self._layouts[request.job_id] = request.held
+            if self._staying is not None:
+                self._staying.add(request.job_id)
             return True
         if claim is not None and self._unclaimed is not None:
             self._unclaimed.give(claim)
@@ -208,7 +232,7 @@ class Packer:
             return False
         self._added[request.job_id] = request
         self._layouts = packed
-        self.is_plain = False
+        self.is_plain, self._staying = False, None
         self._recount()
         return True
 

@@ -8,6 +8,7 @@ the mechanism does with the rest. Policies ask whether a set packs, mechanisms w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import cast
 
 from slurm_synergy.core.model import (
     Configuration,
@@ -103,6 +104,7 @@ class Requests:
         self._floors = self._lasting.needs(floor_share)
         self._made: dict[int, Request] = {}
         self._packed: tuple[list[Request], Mapping[int, GpuLayout | None]] = ([], {})
+        self._granted: tuple[tuple[Grant, ...], Sequence[Request]] = ((), ())
 
     @classmethod
     def of_snapshot(cls, snapshot: Snapshot) -> Requests:
@@ -127,6 +129,10 @@ class Requests:
             self._lasting.trail = packer.trail
             if largest_first(requests):
                 self._packed = (list(requests), packer.layouts)
+            return
+        packed = packer.packed_again()
+        if packed is not None:
+            self._packed = (list(requests), packed)
 
     def packer(self, holding: Iterable[Request]) -> Packer:
         """A packer for jobs of which ``holding`` hold something."""
@@ -165,17 +171,37 @@ class Requests:
             self._made[job.job_id] = made
         return made
 
-    def of_grant(self, grant: Grant) -> Request | None:
-        """The request of which ``grant`` is the word; None if it is that of none."""
-        made = self._made.get(grant.job_id)
-        return made if made is not None and made.grant is grant else None
+    def grant(self, granted: Sequence[Request]) -> tuple[Grant, ...]:
+        """The word of a policy that grants just these, which is kept with each of them."""
+        if not all([request.grant for request in granted]):  # noqa: C419 - quicker
+            self._make_grants(granted)
+        grants = tuple([cast(Grant, request.grant) for request in granted])
+        self._granted = grants, granted
+        return grants
+
+    def _make_grants(self, granted: Sequence[Request]) -> None:
+        made: dict[Shape, Configuration] = {}
+        for request in granted:
+            if request.grant is None:
+                shape = request.shape
+                if shape not in made:
+                    gpus, nodes, types = shape
+                    only = types[0] if len(types) == 1 else None
+                    made[shape] = Configuration(gpus=gpus, nodes=nodes, gpu_type=only)
+                request.grant = Grant(job_id=request.job_id, configuration=made[shape])
+
+    def of_grants(self, grants: tuple[Grant, ...]) -> Sequence[Request]:
+        """The requests of which ``grants`` are the word; empty if ``grant`` did not make it."""
+        return self._granted[1] if self._granted[0] is grants else ()
 
     def retrace(self, packer: Packer, walk: Iterable[JobStatus]) -> list[Request]:
-        """``Packer.retrace`` of the requests of ``walk``, all of jobs that hold nothing.
+        """Put the first of ``walk``, all of jobs that hold nothing, where they were put before.
 
-        As ``of`` of each, but only of those that were there when the earlier packer began.
+        From empty nodes the same jobs in the same order find the same places: as long as an earlier
+        packer began with the very same, these need not be looked for. Their requests are as by
+        ``of``.
         """
-        begun, made = [], self._made
+        count, made = 0, self._made
         for status, step in zip(walk, self._lasting.trail, strict=False):
             request = step[0]
             source = request.made_of
@@ -187,8 +213,8 @@ class Requests:
             ):
                 break
             made[request.job_id] = request
-            begun.append(request)
-        return packer.retrace(begun)
+            count += 1
+        return packer.retrace(count)
 
     def fill(self, packer: Packer, walk: Iterable[JobStatus]) -> list[Request]:
         """``Packer.fill`` of the requests of ``walk``, as the users asked for them."""
@@ -267,4 +293,6 @@ def _has_shape(shape: Shape, layout: GpuLayout) -> bool:
         return False
     if nodes is not None and len(parts) != nodes:
         return False
+    if len(parts) == 1:  # most jobs; a list takes twice as long
+        return parts[0][1] == gpus
     return sum([each for _, each in parts]) == gpus

@@ -202,13 +202,25 @@ def _demand(status: JobStatus, node: Node, gpus_on_node: int, share: Resources) 
     plateau = job_rate(status.profile, node.gpu_type, (top,)) or 0.0
     floor = job_rate(status.profile, node.gpu_type, (share,)) or 0.0
     target = max(THETA * plateau, floor)
-    steps = range(step, most_cpus, step)
-    at = bisect_left(steps, target, key=_rate_by_cores(status.profile, gpus_on_node, most_mem_mib))
-    cpus = steps[at] if at < len(steps) else most_cpus
+    cpus, mem_mib = _for_rate(status, target, top, step)
+    error = status.profile.rate_error
     if not status.profile.confident:
-        cpus = max(cpus, share.cpus)
-    most = Resources(gpus=gpus_on_node, cpus=cpus, mem_mib=most_mem_mib)
-    return Demand(cpus=cpus, mem_mib=_least_mem_mib(status, target, most))
+        cpus, mem_mib = max(cpus, share.cpus), max(mem_mib, share.mem_mib)
+    elif error and (cpus < share.cpus or mem_mib < share.mem_mib):
+        # Of its share nothing is spared that it needs if it is faster than believed.
+        faster = _for_rate(status, target * (1 + error), top, step)
+        cpus = max(cpus, min(faster[0], share.cpus))
+        mem_mib = max(mem_mib, min(faster[1], share.mem_mib))
+    return Demand(cpus=cpus, mem_mib=mem_mib)
+
+
+def _for_rate(status: JobStatus, target: float, top: Resources, step: int) -> tuple[int, int]:
+    """Least cores and MiB for ``target`` samples/s: at most ``top``, cores in whole steps."""
+    steps = range(step, top.cpus, step)
+    at = bisect_left(steps, target, key=_rate_by_cores(status.profile, top.gpus, top.mem_mib))
+    cpus = steps[at] if at < len(steps) else top.cpus
+    most = Resources(gpus=top.gpus, cpus=cpus, mem_mib=top.mem_mib)
+    return cpus, _least_mem_mib(status, target, most)
 
 
 def _rate_by_cores(profile: Profile, gpus: int, mem_mib: int) -> Callable[[int], float]:

@@ -32,9 +32,9 @@ class Standing:
 
     def __init__(self, by_id: Mapping[int, JobStatus]) -> None:
         self.by_id = by_id
-        jobs = by_id.values()
+        jobs = list(by_id.values())
         self.holding = [status for status in jobs if status.lease is not None]
-        self.pending = [status for status in jobs if status.lease is None]
+        self.pending = [one for one in jobs if one.lease is None] if self.holding else jobs
 
 
 def standing(snapshot: Snapshot) -> Standing:

@@ -17,9 +17,10 @@ __all__ = ["Totals"]
 class Totals:
     """The sum of the placements that were asked for last; kept with the nodes."""
 
-    __slots__ = ("_of", "_rows")
+    __slots__ = ("_asked", "_of", "_rows")
 
     def __init__(self) -> None:
+        self._asked: list[Placement] = []
         self._of: dict[int, Placement] = {}
         self._rows: dict[str, Amounts] = {}
 
@@ -36,19 +37,22 @@ class Totals:
 
         Do not change it, nor keep it beyond the next call.
         """
-        now = dict(zip(map(id, placements), placements, strict=True))
-        if len(now) < len(placements):  # one of them counts twice
+        asked = list(placements)
+        if asked == self._asked:  # quick where they are the same objects
+            return self._rows
+        now = dict(zip(map(id, asked), asked, strict=True))
+        if len(now) < len(asked):  # one of them counts twice
             rows: dict[str, Amounts] = {}
-            _add(rows, placements, 1)
+            _add(rows, asked, 1)
             return rows
         new, gone = now.keys() - self._of.keys(), self._of.keys() - now.keys()
         if len(new) + len(gone) >= len(now):
             self._rows = {}
-            _add(self._rows, placements, 1)
+            _add(self._rows, asked, 1)
         else:
             _add(self._rows, [now[key] for key in new], 1)
             _add(self._rows, [self._of[key] for key in gone], -1)
-        self._of = now
+        self._asked, self._of = asked, now
         return self._rows
 
 

@@ -312,10 +312,11 @@ def _offers(one: _Host, other: _Host) -> Iterator[tuple[list[_Guest], list[_Gues
         light = _bundles(other.guests, size, 1)
         if other.gpus >= size:
             light.append([])
+        weighed = [(takes, sum([guest.sort.weight for guest in takes])) for takes in light]
         for gives in heavy:
             weight = sum([guest.sort.weight for guest in gives])
-            for takes in light:
-                if weight > sum([guest.sort.weight for guest in takes]):
+            for takes, its in weighed:
+                if weight > its:
                     yield gives, takes
 
 

@@ -132,7 +132,7 @@ class _Allotment:
             return share
         return Resources(
             gpus=gpus,
-            cpus=min(cell.cpus, node.total.cpus),
+            cpus=share.cpus if node.fixed_shares else min(cell.cpus, node.total.cpus),
             mem_mib=min(cell.mem_mib, node.total.mem_mib),
         )
 
@@ -174,6 +174,8 @@ def _grid(status: JobStatus, node: Node, gpus: int) -> tuple[_Cell, ...]:
     memories |= {share.mem_mib, floor.mem_mib, wish.mem_mib}
     cores = {*range(step, node.total.cpus + 1, step), share.cpus, floor.cpus, wish.cpus}
     cells = [proportional, _Cell(cpus=floor.cpus, mem_mib=floor.mem_mib, rate=1.0)]
+    if node.fixed_shares:
+        cores, cells = {share.cpus}, [proportional]
     for cpus in cores:
         for mem_mib in memories:
             if mem_mib < min_mem_mib(status):

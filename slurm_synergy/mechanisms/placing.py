@@ -71,11 +71,12 @@ def make_parties(
     wants = requests.needs(rule) if alike else Needs(requests.pool, rule)
     in_place = snapshot.enforcement.in_place
     sizes: dict[tuple[Shape, Need], Amounts] = {}
+    known = requests.of_grants(decision.grants)
     parties = []
     for rank, grant in enumerate(decision.grants):
         job_id = grant.job_id
         status = as_granted(snapshot, statuses[job_id], grant.configuration)
-        request = requests.of(status, grant.configuration)
+        request = known[rank] if known else requests.of(status, grant.configuration)
         want = wants.of(status) if alike else wants.own(status)
         sort = (request.shape, want)
         size = sizes.get(sort)
@@ -141,17 +142,17 @@ def make_placements(
             placements.append(now)
             continue
         gpu_type, parts = layouts[job_id]
-        rows = list(zip(parts, shared.cpus[job_id], shared.mem_mib[job_id], strict=True))
+        all_cpus, all_mem_mib = shared.cpus[job_id], shared.mem_mib[job_id]
         if (
             now is not None
             and now.gpu_type == gpu_type
             and now.batch == party.batch
-            and _same(now, rows)
+            and _same(now, parts, all_cpus, all_mem_mib)
         ):
             placements.append(now)
             continue
         shares = []
-        for (name, gpus), cpus, mem_mib in rows:
+        for (name, gpus), cpus, mem_mib in zip(parts, all_cpus, all_mem_mib, strict=True):
             key = (gpus, cpus, mem_mib)
             if key not in known:
                 known[key] = Resources(gpus=gpus, cpus=cpus, mem_mib=mem_mib)
@@ -162,11 +163,17 @@ def make_placements(
     return tuple(placements)
 
 
-def _same(now: Placement, rows: Sequence[tuple[tuple[str, int], int, int]]) -> bool:
+def _same(
+    now: Placement,
+    parts: Sequence[tuple[str, int]],
+    all_cpus: Sequence[int],
+    all_mem_mib: Sequence[int],
+) -> bool:
     """Whether a job already holds just this, node by node."""
-    if len(now.shares) != len(rows):
+    if len(now.shares) != len(parts):
         return False
-    for (name, own), ((its, gpus), cpus, mem_mib) in zip(now.shares, rows, strict=True):
+    rows = zip(now.shares, parts, all_cpus, all_mem_mib, strict=True)
+    for (name, own), (its, gpus), cpus, mem_mib in rows:
         if (
             own.cpus != cpus
             or own.mem_mib != mem_mib

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from slurm_synergy.core.elastic import as_granted
 from slurm_synergy.core.model import Decision, JobStatus, Layout, Placement, Snapshot
 from slurm_synergy.core.packing import Request, Requests
@@ -65,25 +63,23 @@ def _whole_shares(
     """
     statuses = status_of(snapshot)
     grants = decision.grants
-    granted = list(map(requests.of_grant, grants))
-    if not all(granted):
-        for at, grant in enumerate(grants):
-            if granted[at] is None:
-                status = as_granted(snapshot, statuses[grant.job_id], grant.configuration)
-                granted[at] = requests.of(status, grant.configuration)
-    asked = cast(list[Request], granted)
-    if any([request.held for request in asked]):  # noqa: C419 - quicker
+    granted = requests.of_grants(grants)
+    if not granted:
+        pairs = [(statuses[grant.job_id], grant.configuration) for grant in grants]
+        granted = [requests.of(as_granted(snapshot, *pair), pair[1]) for pair in pairs]
+    if any([request.held for request in granted]):  # noqa: C419 - quicker
         return None
-    packed = pack(requests, decision, asked)
+    packed = pack(requests, decision, granted)
     known = snapshot.of_nodes.get(_Shares)
     if not isinstance(known, _Shares) or len(known) > 2 * len(statuses) + _FORGOTTEN_AT_LEAST:
         known = snapshot.of_nodes[_Shares] = _Shares()
+    layouts = [packed[request.job_id] for request in granted]
     placements = []
-    for request, grant in zip(asked, grants, strict=True):
-        layout, batch = packed[request.job_id], grant.configuration.batch
+    rows = zip(granted, layouts, map(known.get, granted), grants, strict=True)
+    for request, layout, before, grant in rows:
         if layout is None:
             return None
-        before = known.get(request)
+        batch = grant.configuration.batch
         if before is None or before[0] is not layout or before[1].batch != batch:
             status = as_granted(snapshot, statuses[request.job_id], grant.configuration)
             placement = _whole_share(status, request, requests, layout, batch)

@@ -12,7 +12,7 @@ from operator import sub
 
 from slurm_synergy.core.model import JobStatus, Snapshot
 from slurm_synergy.core.packing import Request
-from slurm_synergy.core.pipeline import cpu_step
+from slurm_synergy.core.pipeline import cpu_step, proportional_share
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.room import Amounts, GpuLayout, Need, Pool
 from slurm_synergy.mechanisms.placing import Party, Shared
@@ -86,9 +86,12 @@ class Claims:
             if stays:
                 terms = self._bounded(party, name, terms)
             if name in self._fixed:
-                terms = _with_cores(terms, self._fixed[name].proportional(gpus).cpus)
+                own = proportional_share(party.status, self._fixed[name], gpus)
+                terms = _with_cores(terms, own.cpus)
             step, cpu_floor, mem_floor, cpu_want, mem_want = terms
             rows.append((number, gpus, step, (cpu_floor, mem_floor), (cpu_want, mem_want)))
+        if len(rows) > 1 and not self._fixed and (self._in_place or not stays):
+            return _evened(rows)
         return rows
 
     def _bounded(self, party: Party, name: str, terms: _Terms) -> _Terms:
@@ -106,6 +109,21 @@ class Claims:
         elif mem_want > mem_floor:
             mem_want = min(mem_want, max(_granted_mib(party.status, name, own), mem_floor))
         return step, cpu_floor, mem_floor, cpu_want, mem_want
+
+
+def _evened(rows: list[Row]) -> list[Row]:
+    """The same without the cores that are of no use to a job with unlike parts.
+
+    Ranks advance in step. A part that fills its node can have no more than all cores of that node;
+    more cores for each GPU elsewhere would make the job no faster.
+    """
+    _, gpus, _, _, (cpus, _) = min(rows, key=lambda row: row[4][0] / row[1])
+    found = []
+    for number, own, step, floor, (cpu_want, mem_want) in rows:
+        enough = -(-cpus * own // (gpus * step)) * step
+        want = min(cpu_want, max(enough, floor[0])), mem_want
+        found.append((number, own, step, floor, want))
+    return found
 
 
 def _terms(party: Party, kind: int, gpus: int) -> _Terms:
@@ -142,18 +160,16 @@ def neighbours(
     beside them.
     """
     nodes = {name for job_id in movers for name, _ in layouts[job_id][1]}
-    wide = [layouts[party.job_id][1] for party in parties if len(layouts[party.job_id][1]) > 1]
+    parts_of = [layouts[party.job_id][1] for party in parties]
+    wide = [parts for parts in parts_of if len(parts) > 1]
     grown = -1
     while grown < len(nodes):
         grown = len(nodes)
         for parts in wide:
             if any(name in nodes for name, _ in parts):
                 nodes.update(name for name, _ in parts)
-    return [
-        party
-        for party in parties
-        if any([name in nodes for name, _ in layouts[party.job_id][1]])  # noqa: C419 - quicker
-    ]
+    # Either all nodes of a job are among them or none.
+    return [party for party, parts in zip(parties, parts_of, strict=True) if parts[0][0] in nodes]
 
 
 def share_out(
@@ -232,6 +248,11 @@ def _divide(
     amounts: dict[int, list[int]] = {}
     stakes: list[_Stake] = []
     for party, rows in claims:
+        if len(rows) == 1 and not scarce[rows[0][0]]:  # most jobs; as below, in half of the time
+            number, want = rows[0][0], rows[0][4][resource]
+            amounts[party.job_id] = [want]
+            free[number] -= want
+            continue
         for row in rows:
             if scarce[row[0]]:
                 stakes.append(_Stake(party, _slices(rows, resource)))

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from slurm_synergy.core.model import Decision, JobStatus, Layout, Node, Snapshot
 from slurm_synergy.core.packing import Requests, parts_of
-from slurm_synergy.core.pipeline import demand
+from slurm_synergy.core.pipeline import demand, proportional_share
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.room import Amounts, GpuLayout, Need, Parts, Pool, Room, Shape
 from slurm_synergy.mechanisms.exchange import exchange
@@ -37,9 +37,13 @@ _GRAIN = 64
 
 
 def full_demand(status: JobStatus, node: Node, gpus: int) -> Resources:
-    """What the job needs on ``node`` to run at full speed on ``gpus`` of its GPUs."""
+    """What the job needs on ``node`` to run at full speed on ``gpus`` of its GPUs.
+
+    Where shares cannot change it wants its own, as it can have no other.
+    """
     found = demand(status, node, gpus)
-    return Resources(gpus=gpus, cpus=found.cpus, mem_mib=found.mem_mib)
+    cpus = proportional_share(status, node, gpus).cpus if node.fixed_shares else found.cpus
+    return Resources(gpus=gpus, cpus=cpus, mem_mib=found.mem_mib)
 
 
 class Tune:

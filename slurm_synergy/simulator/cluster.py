@@ -119,10 +119,7 @@ class SimulatedRecords:
     def commit(self, round_number: int, outcomes: Sequence[Outcome], snapshot: Snapshot) -> None:
         """Keep leases granted, changed and about to end."""
         jobs, now_s = self._world.jobs, snapshot.now_s
-        for outcome in outcomes:
-            action = outcome.action
-            if not outcome.done:
-                continue
+        for action in [outcome.action for outcome in outcomes if outcome.done]:
             if isinstance(action, _LEASED):
                 one = jobs[action.job_id]
                 one.generation += 1

@@ -10,7 +10,10 @@ from pathlib import Path
 
 from slurm_synergy.errors import ConfigError
 
-__all__ = ["Row", "read_rows"]
+__all__ = ["MOST", "Row", "read_rows"]
+
+MOST = 1e12
+"""No number of a trace is larger: 30,000 years in seconds, which floats still tell apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +45,15 @@ class Row:
         return value.strip()
 
     def number(self, column: str, least: float) -> float:
-        """The cell as a finite number of at least ``least``."""
+        """The cell as a number of at least ``least`` and at most ``MOST``."""
         try:
             value = float(self.text(column))
         except ValueError:
             raise self.error(column, "is not a number") from None
-        if not least <= value < float("inf"):
+        if not least <= value:
             raise self.error(column, f"must be a number of at least {least:g}")
+        if value > MOST:
+            raise self.error(column, f"must be a number of at most {MOST:g}")
         return value
 
     def integer(self, column: str, least: int) -> int:
@@ -72,20 +77,30 @@ def read_rows(path: Path, delimiter: str, needed: Sequence[str]) -> Iterator[Row
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, delimiter=delimiter, restkey="(surplus)")
             columns = reader.fieldnames or ()
-            missing = [name for name in needed if name not in columns]
-            if missing:
-                raise ConfigError(
-                    f"has no column {', '.join(missing)}",
-                    file=str(path),
-                    key="line 1",
-                    remedy=f"the first line must name the columns; it names {', '.join(columns)}",
-                )
+            _check_columns(columns, needed, path)
             for cells in reader:
                 row = Row(str(path), reader.line_num, cells)
                 if "(surplus)" in cells:
                     raise row.error("(surplus)", f"the row has more than {len(columns)} cells")
                 yield row
-    except (OSError, UnicodeDecodeError) as err:
+    except (OSError, UnicodeDecodeError, csv.Error) as err:
         raise ConfigError(
             f"cannot be read: {err}", file=str(path), remedy="name a readable text file"
         ) from err
+
+
+def _check_columns(columns: Sequence[str], needed: Sequence[str], path: Path) -> None:
+    def refused(what: str, remedy: str) -> ConfigError:
+        return ConfigError(what, file=str(path), key="line 1", remedy=remedy)
+
+    if not columns:
+        raise refused("the file is empty", f"its first line must name {', '.join(needed)}")
+    missing = [name for name in needed if name not in columns]
+    if missing:
+        raise refused(
+            f"has no column {', '.join(missing)}",
+            f"the first line must name the columns; it names {', '.join(columns)}",
+        )
+    twice = sorted({name for name in needed if columns.count(name) > 1})
+    if twice:
+        raise refused(f"has more than one column {', '.join(twice)}", "rename or remove one")

@@ -18,7 +18,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from slurm_synergy.errors import ConfigError
-from slurm_synergy.simulator.generate import parse_split
+from slurm_synergy.simulator.generate import MOST_JOBS, parse_split
+from slurm_synergy.simulator.pool import MOST_NODES
 
 __all__ = [
     "DEFAULT_JOBS",
@@ -32,11 +33,13 @@ __all__ = [
     "shorten",
 ]
 
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_Count = Annotated[int, Field(ge=1)]
-_Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_MOST = 10**9
+_Positive = Annotated[float, Field(gt=0, le=_MOST, allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=1, le=_MOST)]
+_Cost = Annotated[float, Field(ge=0, le=_MOST, allow_inf_nan=False)]
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _MOST_CELLS = 10_000
+_LONGEST_ID = 18
 _OF_ELASTIC = ("elastic", "rigid", "scale", "profiling", "pipelines", "tuned")
 _PHILLY_LARGEST = 16  # GPUs of the largest jobs that are generated
 DEFAULT_JOBS = 1000
@@ -52,14 +55,16 @@ class Settings(_Model):
 
     Jobs come from ``trace`` (as for ``synergyctl simulate --trace``; relative to the definition)
     or are generated from ``load`` (jobs per hour), ``split``, ``sizes``, ``arrivals``, ``jobs`` and
-    ``seed``. ``part`` keeps the first jobs of a trace only; ``{seed}`` in its name is the seed. The
-    pool is ``nodes`` equal nodes or the file ``cluster``.
+    ``seed``. ``part`` keeps the first jobs of a trace only; ``{seed}`` and ``{load}`` in its name
+    are those settings. The pool is ``nodes`` equal nodes with 3 cores per GPU, or the file
+    ``cluster``; ``cpus_per_gpu`` gives either another number of cores.
 
     With ``elastic`` GPUs and batch sizes of a ``sia:`` trace are for the policy to choose, but for
     the parts ``rigid`` and ``scale`` of its jobs; ``profiling``, ``pipelines`` and ``tuned`` are as
-    there. ``fills`` and ``quantum_s``, ``generations``, ``patience`` and ``avoid_interference`` are
-    settings of the rivals' policies that have such.
-    ``power`` is Sia's fairness exponent p.
+    there. ``fills`` and ``quantum_s``, ``generations``, ``patience``, ``avoid_interference`` and
+    ``mixes`` are settings of the rivals' policies that have such.
+    ``power`` is the fairness exponent p of Sia and Pollux, each one's own by default. Those of
+    Shockwave are ``window`` rounds, ``makespan``, ``unfair_power`` (lambda) and ``fair_ratio``.
     """
 
     policy: str = "fifo"
@@ -70,22 +75,22 @@ class Settings(_Model):
     split: str = "20/70/10"
     sizes: Literal["single", "philly"] = "single"
     arrivals: Literal["poisson", "static"] = "poisson"
-    jobs: _Count | None = None
+    jobs: Annotated[int, Field(ge=1, le=MOST_JOBS)] | None = None
     measure: str | None = None
     seed: int = 1
     cluster: str | None = None
-    nodes: _Count = 16
+    nodes: Annotated[int, Field(ge=1, le=MOST_NODES)] = 16
     gpu_type: str = "v100"
     gpus_per_node: _Count = 8
-    cpus_per_gpu: _Positive = 3.0
+    cpus_per_gpu: _Positive | None = None
     mem_gib: _Positive = 500.0
-    round_s: _Positive = 300.0
+    round_s: Annotated[float, Field(ge=1, le=_MOST, allow_inf_nan=False)] = 300.0
     event_delay_s: _Cost = 1.0
     semantics: Literal["exact", "reference"] = "exact"
     restart_s: _Cost = 0.0
     checkpoint_s: _Cost = 0.0
     profiling_s: _Cost = 0.0
-    profile_error: _Cost = 0.0
+    profile_error: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 0.0
     elastic: bool = False
     rigid: Annotated[float, Field(ge=0, le=1)] = 0.0
     scale: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -97,11 +102,16 @@ class Settings(_Model):
     generations: _Count = 100
     patience: _Count = 25
     avoid_interference: bool = True
-    power: Annotated[float, Field(ge=-10, le=10)] = -0.5
+    mixes: bool = False
+    power: Annotated[float, Field(ge=-10, le=10)] | None = None
+    window: _Count = 5
+    makespan: _Cost = 1e-9
+    unfair_power: _Cost = 12.0
+    fair_ratio: _Positive = 1.0
 
     @field_validator("power")
     @classmethod
-    def _is_no_zero(cls, value: float) -> float:
+    def _is_no_zero(cls, value: float | None) -> float | None:
         if value == 0:
             raise ValueError("makes all choices equal; give a power above or below 0")
         return value
@@ -115,17 +125,20 @@ class Settings(_Model):
             raise ValueError(f"{err.what}; {err.remedy}") from None
         return value
 
-    @field_validator("measure")
+    @field_validator("measure", mode="before")
     @classmethod
-    def _is_range(cls, value: str | None) -> str | None:
-        if value is not None and not _range(value):
-            raise ValueError("is not a range of job ids; give one like 4000:5000")
+    def _is_range(cls, value: Any) -> str | None:
+        # YAML takes 10:20 for a number of base 60.
+        if value is not None and not (isinstance(value, str) and _range(value)):
+            raise ValueError('is not a range of job ids; give one like "4000:5000", in quotes')
         return value
 
     @property
     def trace_name(self) -> str | None:
-        """The trace of this very seed."""
-        return self.trace.replace("{seed}", str(self.seed)) if self.trace else self.trace
+        """The trace of this very seed and load."""
+        if not self.trace:
+            return self.trace
+        return self.trace.replace("{seed}", str(self.seed)).replace("{load}", f"{self.load:g}")
 
     def measured(self) -> Sequence[int]:
         """The ids of the jobs that count; empty for all."""
@@ -134,7 +147,8 @@ class Settings(_Model):
 
 def _range(text: str) -> Sequence[int]:
     low, _, high = text.partition(":")
-    if low.isdigit() and high.isdigit() and int(low) < int(high):
+    numbers = low.isdecimal() and high.isdecimal() and max(len(low), len(high)) <= _LONGEST_ID
+    if numbers and int(low) < int(high):
         return range(int(low), int(high))
     return ()
 
@@ -171,6 +185,7 @@ class Figure(_Model):
 
 
 _Axis = list[Any] | str | int | float | bool | None
+_LIST_OF_AXIS = "list[any]"  # what pydantic calls the first of these
 
 
 class Definition(_Model):
@@ -200,6 +215,9 @@ class Definition(_Model):
         return self
 
 
+_KEYS = ", ".join(Definition.model_fields)
+_PARTS: Mapping[Any, type[_Model]] = {"figures": Figure, "expected": Expected}
+
 # reading ---------------------------------------------------------------------------------------
 
 
@@ -212,31 +230,41 @@ def read_definition(path: Path) -> Definition:
             f"cannot be read: {err}", file=str(path), remedy="name a readable YAML file"
         ) from err
     if not isinstance(content, dict):
-        raise ConfigError("is no mapping", file=str(path), remedy="give title, grids, ...")
+        raise ConfigError("is no mapping", file=str(path), remedy=f"give {_KEYS}")
     try:
         return Definition(**content)
     except ValidationError as err:
         raise _config_error(err, str(path), "") from err
     except TypeError as err:
-        raise ConfigError(f"has a key that is no text: {err}", file=str(path)) from err
+        raise ConfigError(
+            f"has a key that is no text: {err}", file=str(path), remedy=f"known are {_KEYS}"
+        ) from err
 
 
-def _config_error(err: ValidationError, file: str, place: str) -> ConfigError:
+def _config_error(
+    err: ValidationError, file: str, place: str, chosen: Mapping[str, Any] | None = None
+) -> ConfigError:
+    """The complaint; of a cell, whose ``place`` is a grid, with what that grid has ``chosen``."""
     # A key that is not known is the likely cause of another that is missing.
     first = min(err.errors(), key=lambda one: one["type"] != "extra_forbidden")
     keys = first["loc"]
-    key = place
+    key = place if chosen is None or not keys or keys[0] in chosen else "settings"
     for part in keys:
+        if part == _LIST_OF_AXIS:
+            first = {**first, "msg": "is neither a value nor a list of values"}
+            break
         key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else str(part)
     what = first["msg"].removeprefix("Value error, ")
-    known = ""
+    remedy = "correct it (docs/experiments.md shows every key)"
     if first["type"] == "extra_forbidden":
-        model = Settings if place else Definition
-        known = f"known are {', '.join(model.model_fields)}" if len(keys) == 1 else ""
+        model = Settings if place else _PARTS.get(keys[0], Definition)
+        remedy = f"known are {', '.join(model.model_fields)}"
         what = "is unknown"
+    elif first["type"] == "missing":
+        what, remedy = "is missing", "add it (docs/experiments.md shows every key)"
     value = None if first["type"] == "missing" or isinstance(first["input"], dict) else first
     shown = None if value is None else first["input"]
-    return ConfigError(what, file=file, key=key, value=shown, remedy=known)
+    return ConfigError(what, file=file, key=key, value=shown, remedy=remedy)
 
 
 def expand(
@@ -250,17 +278,33 @@ def expand(
     variables = os.environ if environment is None else environment
     found: dict[Settings, None] = {}
     for index, grid in enumerate(definition.grids):
-        axes = {key: value if isinstance(value, list) else [value] for key, value in grid.items()}
-        if math.prod(map(len, axes.values())) > _MOST_CELLS:
-            raise ConfigError(
-                f"has more than {_MOST_CELLS} cells", file=str(path), key=f"grids[{index}]"
-            )
+        axes = _axes(grid, path, f"grids[{index}]")
         for chosen in _combinations(axes):
-            values = {**definition.settings, **chosen}
-            cell = _settings(values, path, f"grids[{index}]")
+            cell = _settings(definition.settings, chosen, path, f"grids[{index}]")
             _check_elastic(cell, path, f"grids[{index}]", chosen)
             found[_located(cell, path, variables)] = None
     return tuple(found)
+
+
+def _axes(grid: Mapping[str, Any], path: Path, place: str) -> dict[str, list[Any]]:
+    """The values of each setting of a grid. Raises ConfigError for none, and for too many cells."""
+    axes = {key: value if isinstance(value, list) else [value] for key, value in grid.items()}
+    for key, values in axes.items():
+        if not values:
+            raise ConfigError(
+                "has no value, so that there is nothing to simulate",
+                file=str(path),
+                key=f"{place}.{key}",
+                remedy=f"give one, or remove {key}",
+            )
+    if math.prod(map(len, axes.values())) > _MOST_CELLS:
+        raise ConfigError(
+            f"has more than {_MOST_CELLS} cells",
+            file=str(path),
+            key=place,
+            remedy="give fewer values, or split it over several files",
+        )
+    return axes
 
 
 def _check_elastic(cell: Settings, path: Path, place: str, chosen: Mapping[str, Any]) -> None:
@@ -287,11 +331,13 @@ def _combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]
         yield dict(zip(axes, values, strict=True))
 
 
-def _settings(values: Mapping[str, Any], path: Path, place: str) -> Settings:
+def _settings(
+    common: Mapping[str, Any], chosen: Mapping[str, Any], path: Path, place: str
+) -> Settings:
     try:
-        return Settings(**values)
+        return Settings(**{**common, **chosen})
     except ValidationError as err:
-        raise _config_error(err, str(path), place) from err
+        raise _config_error(err, str(path), place, chosen) from err
 
 
 def _located(cell: Settings, path: Path, variables: Mapping[str, str]) -> Settings:

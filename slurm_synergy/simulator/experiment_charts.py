@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slurm_synergy.simulator.charts import (
@@ -18,9 +18,11 @@ from slurm_synergy.simulator.charts import (
 )
 from slurm_synergy.simulator.comparison import cumulative, mean
 from slurm_synergy.simulator.experiment import Figure, Settings, matches
-from slurm_synergy.simulator.outcome import METRICS, Results, shown
+from slurm_synergy.simulator.experiment_groups import names, telling
+from slurm_synergy.simulator.metrics import percentile
+from slurm_synergy.simulator.outcome import METRICS, Results, plain, varying
 
-__all__ = ["DISTRIBUTIONS", "draw_figure"]
+__all__ = ["DISTRIBUTIONS", "draw_distribution", "draw_figure", "unit_of"]
 
 DISTRIBUTIONS = {
     "jct_h": "completion time, hours",
@@ -33,14 +35,15 @@ _S_PER_H = 3600.0
 def draw_figure(figure: Figure, results: Results) -> Chart | None:
     """The chart; None when there is no result for it yet."""
     cells = [cell for cell in results.outcomes if matches(cell, figure.where)]
+    named = _names(figure, cells)
     if figure.x == "distribution":
-        return _distribution(figure, results, cells)
+        return draw_distribution(results, named, figure.y, figure.title)
     values: dict[Any, dict[Any, list[float]]] = {}
     for cell in cells:
         value = results.value(cell, figure.y)
         if value is not None:
-            name, at = getattr(cell, figure.series), getattr(cell, figure.x)
-            values.setdefault(name, {}).setdefault(at, []).append(value)
+            at = getattr(cell, figure.x)
+            values.setdefault(named[cell], {}).setdefault(at, []).append(value)
     if not values:
         return None
     if all(isinstance(at, int | float) for one in values.values() for at in one):
@@ -48,7 +51,25 @@ def draw_figure(figure: Figure, results: Results) -> Chart | None:
     return _bars(figure, values)
 
 
-def _unit(metric: str) -> Unit:
+def _names(figure: Figure, cells: Sequence[Settings]) -> dict[Settings, str]:
+    """Which line or bar a cell belongs to.
+
+    That of its ``series``; where cells of one series that stand at the same place differ in more
+    than their seed, they are kept apart by that.
+    """
+    together: dict[Any, list[Settings]] = {}
+    for cell in cells:
+        at = None if figure.x == "distribution" else getattr(cell, figure.x)
+        together.setdefault((getattr(cell, figure.series), at), []).append(cell)
+    apart = {key for several in together.values() for key in varying(several)}
+    keys = [key for key in Settings.model_fields if key in apart - {"seed", figure.series}]
+    keep = [figure.series] if figure.x == "distribution" else [figure.series, figure.x]
+    told = telling(cells, [*keep, *keys], keep)
+    return names(cells, keys=[figure.series, *told[len(keep) :]])
+
+
+def unit_of(metric: str) -> Unit:
+    """How a metric is written."""
     if "gain" in metric or metric in ("speedup", "round_ms_ratio"):
         return Unit.TIMES
     return Unit.PERCENT if metric.endswith(("_util", "_used")) else Unit.PLAIN
@@ -59,14 +80,14 @@ def _told(values: dict[Any, dict[Any, list[float]]], metric: str) -> str:
     ends = []
     for name, points in values.items():
         at = list(points)[-1]
-        ends.append(f"{name} {written(mean(points[at]), _unit(metric))} at {at}")
+        ends.append(f"{name} {written(mean(points[at]), unit_of(metric))} at {at}")
     return f"{'; '.join(ends)}."
 
 
 def _lines(figure: Figure, values: dict[Any, dict[Any, list[float]]]) -> LineChart:
     series = tuple(
         Series(
-            name=str(name),
+            name=name,
             points=tuple((float(at), mean(found)) for at, found in sorted(points.items())),
             form=Form.MARKED,
         )
@@ -78,8 +99,8 @@ def _lines(figure: Figure, values: dict[Any, dict[Any, list[float]]]) -> LineCha
         x_label=figure.x.replace("_", " "),
         y_label=METRICS[figure.y][1],
         series=series,
-        y_unit=_unit(figure.y),
-        guide=1.0 if _unit(figure.y) is Unit.TIMES else None,
+        y_unit=unit_of(figure.y),
+        guide=1.0 if unit_of(figure.y) is Unit.TIMES else None,
     )
 
 
@@ -87,7 +108,7 @@ def _bars(figure: Figure, values: dict[Any, dict[Any, list[float]]]) -> BarChart
     places = list(dict.fromkeys(at for one in values.values() for at in one))
     parts = tuple(
         Part(
-            name=str(name),
+            name=name,
             values=tuple(mean(points[at]) if at in points else math.nan for at in places),
         )
         for name, points in values.items()
@@ -97,37 +118,55 @@ def _bars(figure: Figure, values: dict[Any, dict[Any, list[float]]]) -> BarChart
         description=_told(values, figure.y),
         y_label=METRICS[figure.y][1],
         x_label=figure.x.replace("_", " "),
-        categories=tuple(str(shown(at)) for at in places),
+        categories=tuple(plain(at) for at in places),
         parts=parts,
-        y_unit=_unit(figure.y),
+        y_unit=unit_of(figure.y),
     )
 
 
-def _distribution(figure: Figure, results: Results, cells: Sequence[Settings]) -> LineChart | None:
-    series = []
-    for cell in cells:
+def draw_distribution(
+    results: Results, named: Mapping[Settings, str], what: str, title: str
+) -> LineChart | None:
+    """How ``what`` is distributed over the jobs, a line for each name; None without results.
+
+    Jobs of cells with the same name (other seeds) are put together.
+    """
+    found: dict[str, list[float]] = {}
+    for cell, name in named.items():
         outcome = results.outcomes[cell]
-        if figure.y == "gain":
+        if what == "gain":
             values = results.gains(cell)
-        elif figure.y == "speedup":
+        elif what == "speedup":
             values = list(outcome.jobs["speedup"])
         else:
             values = [one / _S_PER_H for one in outcome.jobs["jct_s"]]
-        points = cumulative(values)
-        if points:
-            name = str(shown(getattr(cell, figure.series)))
-            series.append(Series(name=name, points=points, form=Form.STEP))
+        found.setdefault(name, []).extend(values)
+    series = [
+        Series(name=name, points=cumulative(values), form=Form.STEP)
+        for name, values in found.items()
+        if values
+    ]
     if not series:
         return None
     least = min(one.points[0][0] for one in series)
     most = max(one.points[-1][0] for one in series)
     return LineChart(
-        title=figure.title,
-        description="Part of the jobs with at most this value.",
-        x_label=DISTRIBUTIONS[figure.y],
+        title=title,
+        description=f"Part of the jobs with at most this value. {_middles(found, what)}",
+        x_label=DISTRIBUTIONS[what],
         y_label="part of the jobs",
         series=tuple(series),
         log_x=least > 0 and most > 20 * least,
         y_unit=Unit.PERCENT,
         y_most=1.0,
     )
+
+
+def _middles(found: Mapping[str, Sequence[float]], what: str) -> str:
+    unit = Unit.PLAIN if what == "jct_h" else Unit.TIMES
+    told = [
+        f"{written(percentile(values, 0.5), unit)} ({name})"
+        for name, values in found.items()
+        if values
+    ]
+    return f"Half of the jobs have at most {', '.join(told)}."

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from slurm_synergy.simulator.charts import Chart
+from slurm_synergy.simulator.experiment_groups import groups
+from slurm_synergy.simulator.experiment_overview import side_by_side, verdict_in_words
 from slurm_synergy.simulator.markup import Markup, tag
 from slurm_synergy.simulator.outcome import METRICS, Results, Verdict, shown
 from slurm_synergy.simulator.page import Section, data_table, figure, page, paragraph
@@ -25,13 +27,16 @@ def render_experiment(
         lead.append(paragraph("Source: ", definition.source))
     if note:
         lead.append(paragraph(tag("strong", f"This is {note}.")))
-    sections = []
+    if verdicts and not note:
+        lead.append(paragraph(verdict_in_words(verdicts)))
+    sections = [_side_by_side(results, verdicts)]
     if charts:
         drawn = [figure(one, ident=f"figure-{index}") for index, one in enumerate(charts, start=1)]
         sections.append(Section("figures", "Figures", *drawn))
     if verdicts:
         sections.append(_published(verdicts))
-    sections.append(_table(results))
+    if len(groups(results.outcomes)) < len(results.outcomes):
+        sections.append(_table(results))
     sections.append(Section("made", "How this was made", *_made(results, version)))
     return page(definition.title, lead, sections)
 
@@ -44,7 +49,7 @@ def _published(verdicts: Sequence[Verdict]) -> Section:
             "not simulated" if one.ours is None else f"{one.ours:.4g}",
             f"{_RELATIONS[one.expected.relation]}{one.expected.value:g}",
             "" if one.ratio is None else f"{one.ratio:.3f}",
-            {True: "yes", False: "no", None: ""}[one.met],
+            {True: "yes", False: tag("td", tag("strong", "no")), None: ""}[one.met],
             tag("td", _told(one), class_="note"),
         ]
         for one in verdicts
@@ -59,16 +64,24 @@ def _told(one: Verdict) -> str:
     return f"{one.expected.source}. {one.expected.note}".removesuffix(". ")
 
 
+def _side_by_side(results: Results, verdicts: Sequence[Verdict]) -> Section:
+    words = [
+        part
+        for name in results.definition.columns
+        for part in (tag("dt", name.replace("_", " ")), tag("dd", METRICS[name][1]))
+    ]
+    content = [side_by_side(results, verdicts), tag("dl", *words)]
+    if len(groups(results.outcomes)) < len(results.outcomes):
+        content.insert(0, paragraph("Numbers are the mean over workloads that differ in the seed."))
+    return Section("side", "Side by side", *content)
+
+
 def _table(results: Results) -> Section:
     rows = results.rows()
     heads = list(rows[0]) if rows else []
     cells = [[_text(value) for value in row.values()] for row in rows]
-    words = [
-        part
-        for name in results.definition.columns
-        for part in (tag("dt", name), tag("dd", METRICS[name][1]))
-    ]
-    return Section("table", "All simulations", data_table(heads, cells), tag("dl", *words))
+    whole = tag("details", tag("summary", f"{len(rows)} simulations"), data_table(heads, cells))
+    return Section("table", "All simulations", whole)
 
 
 def _made(results: Results, version: str) -> list[Markup]:

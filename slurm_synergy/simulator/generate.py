@@ -11,11 +11,16 @@ import random
 from collections.abc import Mapping, Sequence
 
 from slurm_synergy.errors import ConfigError
+from slurm_synergy.simulator.csv_rows import MOST
 from slurm_synergy.simulator.sensitivity import TASKS
 from slurm_synergy.simulator.traces import Trace, TraceJob, parse_options
 
-__all__ = ["ModelMix", "generate", "parse_split"]
+__all__ = ["MOST_JOBS", "ModelMix", "generate", "parse_split"]
 
+MOST_JOBS = 10_000_000
+"""Jobs of a generated workload: more would not fit into memory."""
+
+_LOADS = (1e-6, 1e6)  # jobs per hour: one in a century, and hundreds in a second
 _KEYS = ("load", "split", "gpus", "jobs", "seed", "arrivals")
 # Jobs of the public Philly list that ran 10^1.5 to 10^4 minutes, by GPUs; larger ones are dropped.
 _PHILLY_GPUS: Mapping[int, int] = {1: 28_808, 2: 300, 4: 1_271, 8: 1_168, 16: 128}
@@ -65,12 +70,11 @@ def generate(text: str, default_seed: int) -> Trace:
             "is no generator", key="--generate", value=text, remedy="the only one is philly-derived"
         )
     options = parse_options(rest, _KEYS)
-    load = _number(options, "load", 9.0)
-    count, seed = int(_number(options, "jobs", 1000)), int(_number(options, "seed", default_seed))
+    load = _number(options, "load", 9.0, *_LOADS)
+    count = _whole(options, "jobs", 1000, 1, MOST_JOBS)
+    seed = _whole(options, "seed", default_seed, -MOST, MOST)
     sizes = _choice(options, "gpus", ("single", "philly"))
     arrivals = _choice(options, "arrivals", ("poisson", "static"))
-    if load <= 0 or count < 1:
-        raise ConfigError("load and jobs must be positive", key="--generate", value=text)
     mix = ModelMix(parse_split(options.get("split", "20/70/10")))
     rng = random.Random(seed)
     arrival_s, jobs = 0.0, []
@@ -98,11 +102,33 @@ def _duration_s(rng: random.Random) -> float:
     return 60.0 * 10 ** rng.uniform(low, high)
 
 
-def _number(options: Mapping[str, str], key: str, default: float) -> float:
+def _number(
+    options: Mapping[str, str], key: str, default: float, least: float, most: float
+) -> float:
     try:
-        return float(options.get(key, default))
+        value = float(options.get(key, default))
     except ValueError:
-        raise ConfigError("is not a number", key=key, value=options[key]) from None
+        value = math.nan
+    if not least <= value <= most:
+        raise ConfigError(
+            f"is not a number from {least:g} to {most:g}",
+            key=f"--generate {key}",
+            value=options.get(key, default),
+            remedy=f"give one, or leave {key} out",
+        )
+    return value
+
+
+def _whole(options: Mapping[str, str], key: str, default: int, least: float, most: float) -> int:
+    value = _number(options, key, default, least, most)
+    if value != int(value):
+        raise ConfigError(
+            "is not a whole number",
+            key=f"--generate {key}",
+            value=options[key],
+            remedy=f"give {int(value)}, for example",
+        )
+    return int(value)
 
 
 def _choice(options: Mapping[str, str], key: str, known: Sequence[str]) -> str:

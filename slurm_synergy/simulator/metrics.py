@@ -114,8 +114,9 @@ def summarise(
 
     ``ftf`` is Themis' finish-time fairness: JCT over the time on the job's even part of the pool;
     ``unfair_fraction`` the part of jobs above 1. Contention counts running and waiting jobs.
+    ``floor`` counts shares that jobs were given, and those below the GPU-proportional speed.
     """
-    world, usage = played.world, played.world.usage
+    world, usage, floors = played.world, played.world.usage, played.world.floors
     span_s = max(world.now_s - played.began_s, 1e-9)
     totals = [node.total for node in world.nodes]
     jcts = [one.jct_s for one in results]
@@ -138,6 +139,7 @@ def summarise(
             "worst": max(one.ftf for one in results),
             "unfair_fraction": sum(one.ftf > 1.0 for one in results) / count,
         },
+        "floor": {"judged": floors.judged, "below": floors.below, "worst": floors.worst},
         "round_ms": {
             "median": percentile(played.round_ms, 0.5),
             "p95": percentile(played.round_ms, 0.95),

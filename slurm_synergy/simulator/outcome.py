@@ -11,13 +11,25 @@ from typing import Any
 
 from slurm_synergy.errors import ConfigError
 from slurm_synergy.simulator.cells import Outcome
-from slurm_synergy.simulator.comparison import mean
+from slurm_synergy.simulator.comparison import ALIKE, mean
 from slurm_synergy.simulator.experiment import Definition, Expected, Settings, matches
 from slurm_synergy.simulator.metrics import percentile
 
-__all__ = ["METRICS", "Results", "Verdict", "check_names", "interpolated", "shown", "varying"]
+__all__ = [
+    "METRICS",
+    "Results",
+    "Verdict",
+    "check_expected",
+    "check_names",
+    "interpolated",
+    "label",
+    "plain",
+    "shown",
+    "varying",
+]
 
 _S_PER_H = 3600.0
+_NEED_KEY = frozenset({"pipelines", "profiling", "tuned", "measure"})
 SHORT_S = 4 * _S_PER_H
 """Jobs done within this under the baseline are short ones (Synergy's figure 6)."""
 
@@ -84,6 +96,11 @@ def _gain(figure: Callable[[list[float]], float], keep: Any = None) -> Callable[
     return found
 
 
+def _part(view: _View, counts: Callable[[float], bool]) -> float:
+    gains = view.gains()
+    return sum(map(counts, gains)) / len(gains) if gains else math.nan
+
+
 def _p99(values: Sequence[float]) -> float:
     return percentile(values, 0.99)
 
@@ -110,6 +127,18 @@ METRICS: Mapping[str, tuple[Callable[[_View], float], str]] = MappingProxyType(
             lambda view: float(view.ours.summary["round_ms"]["median"]),
             "median time of a round, ms",
         ),
+        "round_p95_ms": (
+            lambda view: float(view.ours.summary["round_ms"]["p95"]),
+            "95th percentile of the time of a round, ms",
+        ),
+        "worst_ftf": (
+            lambda view: float(view.ours.summary["ftf"]["worst"]),
+            "worst finish-time fairness of a job",
+        ),
+        "unfair": (
+            lambda view: float(view.ours.summary["ftf"]["unfair_fraction"]),
+            "part of the jobs with a finish-time fairness above 1",
+        ),
         "avg_jct_gain": (_gain(mean), "average completion time, baseline over this"),
         "p99_jct_gain": (_gain(_p99), "p99 completion time, baseline over this"),
         "makespan_gain": (
@@ -128,6 +157,22 @@ METRICS: Mapping[str, tuple[Callable[[_View], float], str]] = MappingProxyType(
         ),
         "best_job_gain": (lambda view: max(view.gains()), "largest gain of a job"),
         "worst_job_gain": (lambda view: min(view.gains()), "least gain of a job"),
+        "part_sooner": (
+            lambda view: _part(view, lambda gain: gain > 1 + ALIKE),
+            "part of the jobs that gain more than 5 %",
+        ),
+        "part_later": (
+            lambda view: _part(view, lambda gain: gain < 1 / (1 + ALIKE)),
+            "part of the jobs that lose more than 5 %",
+        ),
+        "floor_below": (
+            lambda view: float(view.ours.summary["floor"]["below"]),
+            "shares with which a job was slower than with its proportional one",
+        ),
+        "floor_worst": (
+            lambda view: float(view.ours.summary["floor"]["worst"] or math.nan),
+            "least speed of a share, over that of the proportional one",
+        ),
         "short_avg_jct_gain": (_gain(mean, _short), "average of the short jobs, gain"),
         "short_p99_jct_gain": (_gain(_p99, _short), "p99 of the short jobs, gain"),
         "long_avg_jct_gain": (_gain(mean, _long), "average of the long jobs, gain"),
@@ -145,7 +190,9 @@ within four hours under the baseline, long ones the others.
 """
 
 _NEEDS_BASE = frozenset(
-    name for name in METRICS if "gain" in name or name in ("round_ms_ratio", "long_p99_jct_h")
+    name
+    for name in METRICS
+    if "gain" in name or name in ("round_ms_ratio", "long_p99_jct_h", "part_sooner", "part_later")
 )
 
 
@@ -155,10 +202,8 @@ def _base(view: _View) -> Outcome:
 
 
 def _words(selection: Mapping[str, Any]) -> str:
-    """A selection in short: texts speak for themselves, numbers need their key."""
-    return ", ".join(
-        value if isinstance(value, str) else f"{key} {value}" for key, value in selection.items()
-    )
+    """A selection in short."""
+    return ", ".join(label(key, value) for key, value in selection.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +257,33 @@ def check_names(definition: Definition, distributions: Sequence[str], file: str)
             _must_be(name, tuple(Settings.model_fields), file, f"{place}.{key}")
     for place, name in asked:
         _must_be(name, tuple(METRICS), file, place)
+
+
+def check_expected(definition: Definition, cells: Sequence[Settings], file: str) -> None:
+    """Raise ConfigError for an expected number that is not of exactly one of ``cells``."""
+    for index, one in enumerate(definition.expected):
+        if not _alike(cells, index, one, file):
+            raise ConfigError(
+                "selects no cell",
+                file=file,
+                key=f"expected[{index}].where",
+                value=one.where,
+                remedy="name values that the grids have",
+            )
+
+
+def _alike(cells: Sequence[Settings], index: int, expected: Expected, file: str) -> list[Settings]:
+    """The cells that an expected number is of, which differ in their seed only."""
+    chosen = [cell for cell in cells if matches(cell, expected.where)]
+    if len({cell.model_copy(update={"seed": 0}) for cell in chosen}) > 1:
+        raise ConfigError(
+            f"selects {len(chosen)} cells that differ in more than their seed",
+            file=file,
+            key=f"expected[{index}].where",
+            value=expected.where,
+            remedy="name more settings",
+        )
+    return chosen
 
 
 def _must_be(name: str, known: Sequence[str], file: str, place: str) -> None:
@@ -273,19 +345,31 @@ class Results:
         ]
 
     def _verdict(self, index: int, expected: Expected, comparable: bool) -> Verdict:
-        chosen = [cell for cell in self.outcomes if matches(cell, expected.where)]
+        chosen = _alike(tuple(self.outcomes), index, expected, "")
         values = [self.value(cell, expected.metric, expected.against) for cell in chosen]
-        if len({cell.model_copy(update={"seed": 0}) for cell in chosen}) > 1:
-            raise ConfigError(
-                f"selects {len(chosen)} cells that differ in more than their seed",
-                key=f"expected[{index}].where",
-                value=expected.where,
-                remedy="name more settings",
-            )
         known = [value for value in values if value is not None]
         return Verdict(
             expected=expected, ours=mean(known) if known else None, comparable=comparable
         )
+
+
+def label(key: str, value: Any) -> str:
+    """A setting in short: most texts speak for themselves, all else needs its key."""
+    if isinstance(value, str) and key not in _NEED_KEY:
+        return str(shown(value))
+    if isinstance(value, list):
+        return " or ".join(label(key, one) for one in value)
+    unit = " s" if key.endswith("_s") else ""
+    return f"{key.removesuffix('_s').replace('_', ' ')} {plain(value)}{unit}"
+
+
+def plain(value: Any) -> str:
+    """The value of a setting as people write it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "by default"
+    return f"{value:g}" if isinstance(value, float) else str(shown(value))
 
 
 def shown(value: Any) -> Any:

@@ -49,6 +49,9 @@ tbody th { font-weight: 400; overflow-wrap: anywhere; }
 thead th { color: var(--dim); vertical-align: bottom; }
 table.published th:first-child { min-width: 15rem; }
 table.published td:nth-child(2) { min-width: 11rem; }
+table.side td, table.side th { vertical-align: top; }
+.paper { display: block; color: var(--dim); font-size: .85em; white-space: nowrap; }
+.missed { color: var(--c1); }
 td.note, th.note { text-align: left; color: var(--dim); min-width: 11rem; }
 code { font: .9em ui-monospace, monospace; overflow-wrap: anywhere; }
 dt { font-weight: 600; margin-top: .6rem; } dd { margin: 0 0 0 1rem; max-width: 44rem; }

@@ -22,7 +22,7 @@ from slurm_synergy.core.model import Node
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.errors import ConfigError
 
-__all__ = ["make_nodes", "read_nodes"]
+__all__ = ["MOST_NODES", "make_nodes", "read_nodes"]
 
 _KEYS: Mapping[str, type | tuple[type, ...]] = {
     "name": str,
@@ -33,8 +33,16 @@ _KEYS: Mapping[str, type | tuple[type, ...]] = {
     "mem_gib": (int, float),
     "sockets": int,
 }
+_WANTED: Mapping[object, str] = {
+    str: "a text",
+    int: "a whole number from 1 to 1,000,000,000",
+    (int, float): "a number above 0, at most 1,000,000,000",
+}
 _OPTIONAL = {"count": 1, "sockets": 1}
 _MIB_PER_GIB = 1024
+MOST_NODES = 100_000
+"""Nodes of a simulated pool: some times what the largest clusters have."""
+_MOST = 10**9
 
 
 def make_nodes(
@@ -66,11 +74,28 @@ def read_nodes(path: Path) -> tuple[Node, ...]:
     groups = content.get("nodes") if isinstance(content, dict) else None
     if not isinstance(groups, list) or not groups:
         raise ConfigError(
-            "has no list of nodes", file=str(path), key="nodes", remedy=f"give {', '.join(_KEYS)}"
+            "has no list of nodes",
+            file=str(path),
+            key="nodes",
+            remedy=f"give a list of groups with {', '.join(_KEYS)} (examples/simulate)",
         )
+    for key in content:
+        if key != "nodes":
+            raise ConfigError(
+                "is unknown", file=str(path), key=str(key), remedy="the only key is nodes"
+            )
     nodes: list[Node] = []
     for index, group in enumerate(groups):
-        nodes += make_nodes(**_checked(group, str(path), f"nodes[{index}]"))
+        checked = _checked(group, str(path), f"nodes[{index}]")
+        if len(nodes) + checked["count"] > MOST_NODES:
+            raise ConfigError(
+                f"makes more than {MOST_NODES} nodes in all",
+                file=str(path),
+                key=f"nodes[{index}].count",
+                value=checked["count"],
+                remedy="give fewer",
+            )
+        nodes += make_nodes(**checked)
     names = [node.name for node in nodes]
     if len(set(names)) != len(names):
         raise ConfigError(
@@ -84,7 +109,13 @@ def read_nodes(path: Path) -> tuple[Node, ...]:
 
 def _checked(group: object, file: str, place: str) -> dict[str, Any]:
     if not isinstance(group, dict):
-        raise ConfigError("is not a mapping", file=file, key=place, value=group)
+        raise ConfigError(
+            "is not a mapping",
+            file=file,
+            key=place,
+            value=group,
+            remedy=f"give {', '.join(_KEYS)}, each with a value",
+        )
     for key in group:
         if key not in _KEYS:
             raise ConfigError(
@@ -97,7 +128,7 @@ def _checked(group: object, file: str, place: str) -> dict[str, Any]:
     for key, kind in _KEYS.items():
         value = found.get(key)
         if not _is_valid(value, kind):
-            wanted = "a text" if kind is str else "a positive number"
+            wanted = _WANTED[kind]
             raise ConfigError(
                 f"must be {wanted}" if key in found else "is missing",
                 file=file,
@@ -112,5 +143,5 @@ def _is_valid(value: Any, kind: object) -> bool:
     if kind is str:
         return isinstance(value, str) and bool(value)
     if kind is int:
-        return type(value) is int and value > 0
-    return type(value) in (int, float) and value > 0
+        return type(value) is int and 0 < value <= _MOST
+    return type(value) in (int, float) and 0 < value <= _MOST

@@ -11,8 +11,11 @@ from slurm_synergy.simulator.charts import Chart, Form, LineChart, Unit, written
 
 __all__ = ["can_write_png", "write_png"]
 
-_STROKES = ("-", "--", ":", "-.", (0, (4, 1)), (0, (1, 2)))
-_COLOURS = ("#0f62ac", "#c2540a", "#1a7f4b", "#8a3ffc", "#a2191f", "#6b5900")
+_STROKES = ("-", "--", ":", "-.", (0, (4, 1)), (0, (1, 2)), (0, (8, 2)), (0, (6, 2, 1, 2, 1, 2)))
+_COLOURS = (
+    *("#0f62ac", "#c2540a", "#1a7f4b", "#8a3ffc"),
+    *("#a2191f", "#6b5900", "#00707c", "#9f1853"),
+)
 
 
 def write_png(chart: Chart, path: Path) -> None:

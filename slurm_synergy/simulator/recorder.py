@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slurm_synergy.core.decide import Mechanism
+from slurm_synergy.core.elastic import as_placed
 from slurm_synergy.core.model import Decision, JobStatus, Layout, Placement, Profile, Snapshot
 from slurm_synergy.core.pipeline import job_rate
 from slurm_synergy.core.resources import Resources
@@ -43,7 +44,10 @@ class Recorder:
         layout = self._mechanism.place(snapshot, decision)
         self.until(snapshot.now_s)
         jobs = status_of(snapshot)
-        self._used = sum(self._cores(jobs[one.job_id], one) for one in layout.placements)
+        self._used = sum(
+            self._cores(as_placed(snapshot, jobs[one.job_id], one), one)
+            for one in layout.placements
+        )
         return layout
 
     def until(self, now_s: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -14,18 +15,21 @@ from slurm_synergy.simulator.metrics import JobResult
 
 __all__ = ["check_rows_path", "write_rows"]
 
+_WRITABLE = "name a file in a writable directory"
 _PARQUET = (".parquet", ".pq")
 _KINDS: dict[str, str] = {"int": "int64", "float": "float64", "str": "string"}
 
 
 def check_rows_path(path: Path) -> None:
-    """Raise ConfigError now if ``path`` names a kind of file that cannot be written later."""
+    """Raise ConfigError now if ``path`` names a file that could not be written later."""
     if path.suffix.lower() in _PARQUET:
         _pyarrow(path)
     if not path.parent.is_dir():
         raise ConfigError(
             "is in a directory that does not exist", file=str(path), remedy="create it first"
         )
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError("cannot be written: permission denied", file=str(path), remedy=_WRITABLE)
 
 
 def write_rows(
@@ -42,11 +46,7 @@ def write_rows(
         else:
             _write_csv(path, kind, rows)
     except OSError as err:
-        raise ConfigError(
-            f"cannot be written: {err}",
-            file=str(path),
-            remedy="name a file in a writable directory",
-        ) from err
+        raise ConfigError(f"cannot be written: {err}", file=str(path), remedy=_WRITABLE) from err
 
 
 def _write_csv(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from slurm_synergy.core.model import Elasticity, Job, Node, Profile
-from slurm_synergy.errors import ConfigError
+from slurm_synergy.errors import ConfigError, ModelError
 from slurm_synergy.simulator.learning import Learning, Profiling
 from slurm_synergy.simulator.measured import Application, read_application
 from slurm_synergy.simulator.pipelines import MEASURED_ON, dealt_cores, pipeline_of
@@ -169,6 +170,9 @@ class _Maker:
             pipeline = pipeline_of(training)
         key = row.application + needs
         profile = Profile(key=key, restart_s=model.restart_s, pipeline=pipeline)
+        if pipeline is not None and elasticity is Elasticity.RIGID:
+            rates = self._rates(row.gpus, training, kinds)
+            profile = replace(profile, gpu_rate_per_gpu=rates)
         learn = partial(Learning, training, profile, kinds, self._workload.regime)
         return SimulatedJob(
             job=self._asked(job_id, row, elasticity, training, kinds),
@@ -202,6 +206,16 @@ class _Maker:
             kinds = {*self._kinds, MEASURED_ON}
             self._applications[name] = read_application(directory, sorted(kinds))
         return self._applications[name]
+
+    def _rates(self, gpus: int, training: Training, kinds: tuple[str, ...]) -> Mapping[str, float]:
+        """Samples/s per GPU of a job that is profiled as it asks to run, on as few nodes as go."""
+        rates = {}
+        for kind in kinds:
+            most = self._per_node[kind]
+            pattern = (most,) * (gpus // most) + ((gpus % most,) if gpus % most else ())
+            with suppress(ModelError):  # not measured there: not known
+                rates[kind] = training.gpu_rate(kind, pattern) / gpus
+        return rates
 
     def _tuned(self, job_id: int, row: SiaJob, model: SiaModel) -> SiaJob:
         """The job as an expert would have asked for it: good requests take turns."""

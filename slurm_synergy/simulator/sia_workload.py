@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_synergy.errors import ConfigError
-from slurm_synergy.simulator.csv_rows import Row, read_rows
+from slurm_synergy.simulator.csv_rows import MOST, Row, read_rows
 from slurm_synergy.simulator.traces import Trace, TraceJob
 
 __all__ = ["OPTIONS", "SiaJob", "read_sia", "read_workload"]
@@ -119,7 +119,9 @@ def _beside(path: Path) -> Path | None:
 def _is_elastic(options: Mapping[str, str]) -> bool:
     word = options.get("elastic", "rigid")
     if word not in ("full", "rigid"):
-        raise ConfigError("is neither full nor rigid", key="elastic", value=word)
+        raise ConfigError(
+            "is neither full nor rigid", key="elastic", value=word, remedy="give elastic=full"
+        )
     return word == "full"
 
 
@@ -148,8 +150,10 @@ def _rigid_trace(
 
 def _per_node(options: Mapping[str, str]) -> int:
     text = options.get("per_node", str(_DEFAULT_PER_NODE))
-    if not text.isdigit() or not int(text):
-        raise ConfigError("is not a number of GPUs", key="per_node", value=text)
+    if not text.isdecimal() or not 0 < float(text) <= MOST:
+        raise ConfigError(
+            "is not a number of GPUs", key="per_node", value=text, remedy="give one like per_node=8"
+        )
     return int(text)
 
 

@@ -77,6 +77,7 @@ class StudyResult:
 def run_study(study: Study) -> StudyResult:
     """Simulate. Raises ConfigError or ModelError for a workload that cannot run on the pool."""
     began_s = study.stopwatch()
+    _check_measured(study)
     trace = _complete(study)
     believed_s = study.costs.restart_s + study.costs.checkpoint_s
     if trace.elastic is not None:
@@ -113,6 +114,22 @@ def run_study(study: Study) -> StudyResult:
     )
     return StudyResult(
         summary=summary, jobs=tuple(results), played=played, assumptions=trace.assumptions
+    )
+
+
+def _check_measured(study: Study) -> None:
+    """Raise ConfigError when jobs are to be measured that the trace does not have."""
+    if not study.measured:
+        return
+    ids = {job.job_id for job in study.trace.jobs}
+    missing = next((one for one in study.measured if one not in ids), None)
+    if missing is None:
+        return
+    there = f"its {len(ids)} jobs have ids from {min(ids)} to {max(ids)}" if ids else "it has none"
+    raise ConfigError(
+        f"job {missing} is to be measured but not in the trace: {there}",
+        key="measure",
+        remedy="choose among those, or leave it out to measure all jobs",
     )
 
 

@@ -28,16 +28,17 @@ __all__ = ["CHART_STYLE", "draw", "legend", "svg_file"]
 
 _WIDTH, _HEIGHT = 680, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 12, 56
-_COLOURS = 6
+_COLOURS = 8
 _LETTER = 7.5  # about as wide as a letter is
 _LONGEST = 16
 
 CHART_STYLE = """
 :root { --ink: #1c2733; --dim: #5b6875; --grid: #d9dfe5; --paper: #ffffff;
-  --c0: #0f62ac; --c1: #c2540a; --c2: #1a7f4b; --c3: #8a3ffc; --c4: #a2191f; --c5: #6b5900; }
+  --c0: #0f62ac; --c1: #c2540a; --c2: #1a7f4b; --c3: #8a3ffc; --c4: #a2191f; --c5: #6b5900;
+  --c6: #00707c; --c7: #9f1853; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e4e9ee; --dim: #a3b0bd; --grid: #38434e;
   --paper: #14191f; --c0: #6cb2ff; --c1: #ffa45c; --c2: #58d08e; --c3: #c9a5ff; --c4: #ff8389;
-  --c5: #e3cc4a; } }
+  --c5: #e3cc4a; --c6: #3ddbd9; --c7: #ff7eb6; } }
 svg.chart { width: 100%; height: auto; font: 13px system-ui, sans-serif; }
 svg.chart text { fill: var(--dim); }
 svg.chart .tight { font-size: .85em; }
@@ -48,8 +49,10 @@ svg.chart .mark { stroke: var(--paper); stroke-width: 1.2; }
 .s0 { stroke: var(--c0); } .s1 { stroke: var(--c1); stroke-dasharray: 7 4; }
 .s2 { stroke: var(--c2); stroke-dasharray: 2 4; } .s3 { stroke: var(--c3); stroke-dasharray: 9 3 2 3; }
 .s4 { stroke: var(--c4); stroke-dasharray: 4 2; } .s5 { stroke: var(--c5); stroke-dasharray: 1 3; }
+.s6 { stroke: var(--c6); stroke-dasharray: 12 3; } .s7 { stroke: var(--c7); stroke-dasharray: 7 3 2 3 2 3; }
 .f0 { fill: var(--c0); } .f1 { fill: var(--c1); } .f2 { fill: var(--c2); }
 .f3 { fill: var(--c3); } .f4 { fill: var(--c4); } .f5 { fill: var(--c5); }
+.f6 { fill: var(--c6); } .f7 { fill: var(--c7); }
 """  # noqa: E501
 
 

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from slurm_synergy.core.model import Node
 from slurm_synergy.errors import ConfigError
-from slurm_synergy.simulator.csv_rows import Row, read_rows
+from slurm_synergy.simulator.csv_rows import MOST, Row, read_rows
 from slurm_synergy.simulator.truth import SimulatedJob
 
 __all__ = ["Elastic", "Trace", "TraceJob", "parse_options", "read_trace", "with_models"]
@@ -83,6 +83,12 @@ def read_trace(name: str) -> Trace:
 
         file, *options = rest.split(",")
         return read_sia(Path(file), parse_options(",".join(options), OPTIONS))
+    if ":" in name and not Path(name).exists():
+        raise ConfigError(
+            "is no kind of trace that is known, and no file",
+            key=name,
+            remedy="give FILE, philly:FILE, sacct:FILE or sia:FILE",
+        )
     return _read_csv(Path(name))
 
 
@@ -103,7 +109,11 @@ def parse_options(text: str, known: Sequence[str]) -> dict[str, str]:
 
 def _by_arrival(jobs: list[TraceJob], path: Path) -> tuple[TraceJob, ...]:
     if not jobs:
-        raise ConfigError("has no job that can be simulated", file=str(path), remedy="see its rows")
+        raise ConfigError(
+            "has no job that can be simulated",
+            file=str(path),
+            remedy="add rows, or choose more of them",
+        )
     return tuple(sorted(jobs, key=lambda job: (job.arrival_s, job.job_id)))
 
 
@@ -120,7 +130,12 @@ def _read_csv(path: Path) -> Trace:
         lines[job_id] = row.line
         by_iterations = "iterations" in row.cells
         if not by_iterations and "duration_s" not in row.cells:
-            raise row.error("iterations", "the trace has neither iterations nor duration_s")
+            raise ConfigError(
+                "has neither a column iterations nor duration_s",
+                file=str(path),
+                key="line 1",
+                remedy="add one of them",
+            )
         jobs.append(
             TraceJob(
                 job_id=job_id,
@@ -171,8 +186,13 @@ def _positive(options: Mapping[str, str], key: str, default: float) -> float:
         value = float(options.get(key, default))
     except ValueError:
         value = -1.0
-    if value < 0:
-        raise ConfigError("is not a number of at least 0", key=key, value=options[key])
+    if not 0 <= value <= MOST:
+        raise ConfigError(
+            f"is not a number from 0 to {MOST:g}",
+            key=key,
+            value=options[key],
+            remedy=f"give one, or leave {key} out",
+        )
     return value
 
 

@@ -54,14 +54,25 @@ class Training:
         fed = _fed(profile, placement)
         key = (placement.gpu_type, canonical(pattern), batch, fed)
         if key not in self._paces:
-            step_s = self._step_s(placement.gpu_type, pattern, batch)
-            rate = min(batch.total / step_s, fed)
+            rate = self.rate(placement, profile)
             worth = [
                 rate * self.epoch_gain(epoch, batch.total) * self.model.batch[0] / batch.total
                 for epoch in range(len(self.ends))
             ]
             self._paces[key] = Pace(self.ends, worth)
         return self._paces[key]
+
+    def rate(self, placement: Placement, profile: Profile) -> float:
+        """Samples/s there, useful or not. Raises ModelError as ``pace``."""
+        gpu_rate = self.gpu_rate(placement.gpu_type, self.pattern(placement), placement.batch)
+        return min(gpu_rate, _fed(profile, placement))
+
+    def gpu_rate(
+        self, kind: str, pattern: tuple[int, ...], batch: BatchSize | None = None
+    ) -> float:
+        """Samples/s of so many GPUs per node when data is ready, by default with its own batch."""
+        chosen = batch or self.batch_on(kind, pattern)
+        return chosen.total / self._step_s(kind, pattern, chosen)
 
     def alone_s(self, kinds: Sequence[str]) -> float:
         """Seconds that it takes on a single GPU of the fastest type, at the largest batch there."""

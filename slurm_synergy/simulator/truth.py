@@ -48,7 +48,12 @@ class SimulatedJob:
 
 
 def true_rate(one: SimulatedJob, placement: Placement) -> float:
-    """Samples/s of the job there. Raises ModelError when its truth does not know the GPUs."""
+    """Samples/s of the job there, useful or not.
+
+    Raises ModelError when its truth does not know the GPUs.
+    """
+    if one.training is not None:
+        return one.training.rate(placement, one.truth)
     rate = job_rate(one.truth, placement.gpu_type, [share for _, share in placement.shares])
     if rate is None:
         raise ModelError(

@@ -58,9 +58,9 @@ def _job(row: TraceJob, truth: Profile, belief: Profile, nodes: Sequence[Node]) 
         nodes=row.nodes,
         name=row.model or "",
     )
-    rate = reference_rate(JobStatus(job=job, profile=truth), nodes)
     fits = row.gpus <= sum(node.total.gpus for node in nodes) and (row.nodes or 1) <= len(nodes)
-    if not rate or not fits:
+    rate = reference_rate(JobStatus(job=job, profile=truth), nodes) if fits else None
+    if not rate:
         raise ConfigError(
             f"{row.gpus} GPUs on {row.nodes or 'any number of'} nodes with data for {row.model} "
             "are more than the pool has at a proportional share",

@@ -14,6 +14,7 @@ from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.totals import Totals
 from slurm_synergy.core.values import maker
 from slurm_synergy.errors import ClusterError
+from slurm_synergy.simulator.floors import Floors
 from slurm_synergy.simulator.running import Costs, Running
 from slurm_synergy.simulator.truth import SimulatedJob, true_rate
 
@@ -41,7 +42,8 @@ class Usage:
 class World:
     """Everything that exists in a simulation, and the changes that it can undergo.
 
-    ``jobs`` are all that have arrived and not ended, ``held`` those of them that hold resources.
+    ``jobs`` are all that have arrived and not ended, ``held`` those of them that hold resources;
+    ``floors`` judges every share that is given.
     """
 
     nodes: tuple[Node, ...]
@@ -54,25 +56,32 @@ class World:
     changed: list[Running] = field(default_factory=list)
     _free: dict[str, list[int]] = field(default_factory=dict)
     _rates: dict[object, float] = field(default_factory=dict)
-    # How the scheduler sees and remembers each job; those in ``_stale`` have changed since.
+    # How the scheduler sees and remembers each job; those in ``_stale`` have changed since, those
+    # in ``_begun`` have only been started.
     _seen: dict[int, ObservedJob] = field(default_factory=dict)
     _records: dict[int, Record] = field(default_factory=dict)
     _stale: dict[int, Running] = field(default_factory=dict)
+    _begun: dict[int, Running] = field(default_factory=dict)
     _totals: Totals = field(default_factory=Totals)
     # What the next observation has to tell.
     _told: int = 0
     _changed: dict[int, ObservedJob] = field(default_factory=dict)
     _gone: list[int] = field(default_factory=list)
+    floors: Floors = field(init=False)
 
     def __post_init__(self) -> None:
+        self.floors = Floors(self.nodes)
         self._free = {node.name: [node.capacity.gpus, node.capacity.mem_mib] for node in self.nodes}
 
     def free(self) -> dict[str, Resources]:
         """GPUs and memory (as granted) that are free per node, and all its cores."""
         found = {}
         for node in self.nodes:
-            gpus, mem_mib = self._free[node.name]
-            found[node.name] = Resources(gpus=gpus, cpus=node.capacity.cpus, mem_mib=mem_mib)
+            most, (gpus, mem_mib) = node.capacity, self._free[node.name]
+            if gpus == most.gpus and mem_mib == most.mem_mib:
+                found[node.name] = most
+            else:
+                found[node.name] = Resources(gpus=gpus, cpus=most.cpus, mem_mib=mem_mib)
         return found
 
     @property
@@ -142,11 +151,8 @@ class World:
         jobs, free, usage, now_s = self.jobs, self._free, self.usage, self.now_s
         placements = [action.placement for action in starts]
         batch = {action.job_id: jobs[action.job_id] for action in starts}
-        if len(batch) < len(starts):
+        if len(batch) < len(starts) or not self.held.keys().isdisjoint(batch):
             return False
-        for one in batch.values():
-            if one.placement is not None:
-                return False
         rows = self._totals.by_node(placements)
         for name, (gpus, _, mem_mib) in rows.items():
             if gpus > free[name][0] or mem_mib > free[name][1]:
@@ -157,24 +163,24 @@ class World:
             usage.gpus += gpus
             usage.cpus += cpus
             usage.mem_mib += mem_mib
+        restart_s = self.costs.restart_s
         for one, placement in zip(batch.values(), placements, strict=True):
-            last = one.last
+            last, rated = one.last, one.rated
             if one.started_s is None:
                 one.started_s, one.since_s = now_s, now_s + one.spec.start_s
             else:
                 cost_s = one.spec.restart_s
-                one.since_s = now_s + (self.costs.restart_s if cost_s is None else cost_s)
+                one.since_s = now_s + (restart_s if cost_s is None else cost_s)
                 if placement is not last and (
                     last is None or placement.gpu_layout != last.gpu_layout
                 ):
                     one.restarts += 1
-            one.last, one.held_since_s = placement, now_s
-            one.granted, rated = placement.shares, one.rated
-            one.placement = placement
+            one.placement = one.last = placement
+            one.granted, one.held_since_s = placement.shares, now_s
             one.rate = rated[1] if rated[0] is placement else self._rate_there(one, placement)
             one.version += 1
         self.changed += batch.values()
-        self._stale.update(batch)
+        self._begun.update(batch)
         self.held.update(batch)
         return True
 
@@ -213,24 +219,40 @@ class World:
 
     def end_leases(self) -> None:
         """``end_lease`` of all jobs, which leaves the pool empty."""
-        now_s, usage = self.now_s, self.usage
-        for one in self.held.values():
+        now_s = self.now_s
+        seen, changed, records = self._seen, self._changed, self._records
+        for job_id, one in self.held.items():
             if now_s > one.since_s:
                 one.progress(now_s)
             placement = one.placement
-            if placement is not None:  # as let_go
-                span_s, shares = now_s - one.held_since_s, placement.shares
-                one.gpu_s += span_s * (shares[0][1].gpus if len(shares) == 1 else placement.gpus)
-                one.held_s += span_s
-                kind, before = placement.gpu_type, one.held_by_type_s
-                spent_s = before.get(kind, 0.0) + now_s - one.held_since_s
-                one.held_by_type_s = {**before, kind: spent_s}
+            assert placement is not None
+            shares, kind, before = placement.shares, placement.gpu_type, one.held_by_type_s
+            span_s = now_s - one.held_since_s  # from here as let_go
+            one.gpu_s += span_s * (shares[0][1].gpus if len(shares) == 1 else placement.gpus)
+            one.held_s += span_s
+            spent_s = before.get(kind, 0.0) + now_s - one.held_since_s
+            one.held_by_type_s = {**before, kind: spent_s}
             one.placement, one.granted, one.rate = None, (), 0.0
             one.lease = one.stopping = one.stopping_until_s = None
             one.generation = 0
             one.version += 1
-        self._stale.update(self.held)
+            view = one.waiting  # from here as in seen()
+            if view is None or view.restarts != one.restarts:
+                view = self._view(one)
+            seen[job_id] = changed[job_id] = view
+            records[job_id] = _RECORD(
+                job_id=job_id,
+                done_samples=one.done,
+                attained_service_gpu_s=one.gpu_s,
+                profile=one.spec.belief if one.learning is None else one.belief,
+                held_s=one.held_by_type_s,
+            )
         self.held.clear()
+        self._begun.clear()
+        self._empty()
+
+    def _empty(self) -> None:
+        usage = self.usage
         usage.gpus = usage.cpus = usage.mem_mib = 0
         for node in self.nodes:
             self._free[node.name] = [node.capacity.gpus, node.capacity.mem_mib]
@@ -242,7 +264,7 @@ class World:
             self._give(one)
         job_id = one.job_id
         del self.jobs[job_id]
-        for known in (self._seen, self._records, self._stale, self._changed):
+        for known in (self._seen, self._records, self._stale, self._begun, self._changed):
             known.pop(job_id, None)
         self._gone.append(job_id)
         self.usage.active -= 1
@@ -251,30 +273,13 @@ class World:
 
     def seen(self) -> Mapping[int, ObservedJob]:
         """How the scheduler sees each job now; the object of a job that is as before stays."""
-        if not self._stale:
-            return self._seen
-        seen, records, changed = self._seen, self._records, self._changed
-        for job_id, one in self._stale.items():
-            if one.placement is not None or one.generation:
-                seen[job_id] = changed[job_id] = self._view(one)
+        for several in (self._begun, self._stale):
+            for job_id, one in several.items():
+                self._seen[job_id] = self._changed[job_id] = self._view(one)
                 if one.placement is None:
-                    records[job_id] = self._record(one)
-                continue
-            # Most jobs of most rounds; the same as above.
-            view = one.waiting
-            if view is None or view.restarts != one.restarts:
-                view = self._view(one)
-            seen[job_id] = changed[job_id] = view
-            records[job_id] = _RECORD(
-                job_id=job_id,
-                stopping=one.stopping,
-                done_samples=one.done,
-                attained_service_gpu_s=one.gpu_s,
-                profile=one.spec.belief if one.learning is None else one.belief,
-                held_s=one.held_by_type_s,
-            )
-        self._stale.clear()
-        return seen
+                    self._records[job_id] = self._record(one)
+            several.clear()
+        return self._seen
 
     def news(self) -> News:
         """What the scheduler does not know from the last call."""
@@ -356,8 +361,10 @@ class World:
         if one.spec.training is not None:
             one.pace = one.spec.training.pace(placement, one.spec.truth)
             rate = one.pace.mean_rate
+            self.floors.judge(one.spec, placement)
         else:
             rate = self._rate(one.spec, placement)
+            self.floors.judge(one.spec, placement, rate)
         one.rated = (placement, rate)
         return rate
 

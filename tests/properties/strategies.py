@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from builders import GIB, job, node, pending, placement, profile, res, running
 from hypothesis import strategies as st
 
@@ -16,11 +18,15 @@ from slurm_synergy.core.model import (
     Snapshot,
 )
 from slurm_synergy.core.resources import Resources
+from slurm_synergy.policies.pollux import POLLUX
 
-__all__ = ["RIVALS", "jobs", "nodes", "profiles", "snapshots", "tables"]
+__all__ = ["RIVALS", "SHORT_POLLUX", "jobs", "nodes", "profiles", "snapshots", "tables"]
 
 RIVALS = {"gavel", "pollux", "shockwave", "themis"}
-"""Policies to compare with: they choose GPUs alone, so they are tested with one mechanism."""
+"""Policies to compare with; they have a module of tests of their own."""
+
+SHORT_POLLUX = replace(POLLUX, population=20, generations=12, patience=6)
+"""Pollux with searches that cost little: its promises do not depend on how well they end."""
 
 
 @st.composite

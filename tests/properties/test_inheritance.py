@@ -12,6 +12,7 @@ from strategies import RIVALS, snapshots
 
 from slurm_synergy.core.decide import check_plan, decide
 from slurm_synergy.core.model import JobPhase, JobStatus, Snapshot
+from slurm_synergy.core.packing import Requests, pack_gpus
 from slurm_synergy.core.snapshot import inherit
 from slurm_synergy.mechanisms import MECHANISMS
 from slurm_synergy.policies import POLICIES
@@ -76,6 +77,17 @@ def test_an_inherited_snapshot_is_decided_like_a_fresh_one(
         check_plan(snapshot, plan)
         check_plan(fresh, plan)
         earlier = snapshot
+
+
+@settings(max_examples=40)
+@given(snapshot=snapshots())
+def test_a_packing_that_follows_from_the_walk_is_that_made_anew(snapshot: Snapshot) -> None:
+    decision = POLICIES["fifo"].choose(snapshot)
+    requests = Requests.of_snapshot(snapshot)
+    granted = requests.of_grants(decision.grants)
+    assert [request.job_id for request in granted] == [one.job_id for one in decision.grants]
+    event(f"some stay: {any(request.held for request in granted)}")
+    assert requests.pack(granted) == pack_gpus(requests.pool, granted)
 
 
 @settings(max_examples=40)

@@ -327,6 +327,9 @@ def test_a_profile_without_a_gpu_type_gets_one_of_the_cluster(
     assert refused.status == 1
     assert "this cluster has a100, v100: import it with --gpu-type" in refused.err
     assert imported("--gpu-type", "v100").out == "profile mine: replaced, for GPUs of type v100\n"
+    unknown = imported("--gpu-type", "h100")
+    assert unknown.status == 1
+    assert "--gpu-type 'h100': this cluster has a100, v100; name the one" in unknown.err
     file = document_file(tmp_path, typed)
     assert "was measured on 'v100': leave its type" in imported("--gpu-type", "a100").err
 
@@ -409,8 +412,66 @@ def test_advice_is_ready_to_be_put_into_a_script(
     assert [one["cpus"] for one in content["advice"][0]["sizes"]] == [10, 9]
     low = document_file(tmp_path, stored("low", confidence=Confidence.LOW, why="cut off"))
     assert "# confidence is low: cut off" in Ran(capsys, "advise", str(low)).out
-    many = Ran(capsys, "advise", str(file), "--gpus", "16").out
-    assert "# v100, 16 GPUs: 16 GPUs are more than the 8 of such a node" in many
+    many = Ran(capsys, "advise", str(file), "--gpus", "16")
+    assert many.status == 1
+    assert "v100: 16 GPUs are more than the 8 of such a node; give fewer with --gpus" in many.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (
+            ("advise", "{bare}"),
+            "does not say how fast data gets ready with how many cores: measure",
+        ),
+        (("profile", "plot", "{bare}"), "does not say how fast data gets ready"),
+        (("advise", "{norate}"), "knows the speed of no GPU type: measure it with synergy-profile"),
+        (("profile", "plot", "{norate}"), "knows the speed of no GPU type"),
+        (("advise", "{dir}"), "{dir}: cannot be read: Is a directory; name a readable file"),
+        (("advise", "{dir}/no.json"), "no.json: there is no such file; name one, or a profile"),
+        (("profile", "plot", "{good}", "--gpu-type", ""), "knows no GPU type '', only v100"),
+        (("profile", "plot", "{big}", "--mem-gib", "1"), "--mem-gib = 1: is less than the 3 GiB"),
+        (
+            ("profile", "export", "{good}", "--output", "{dir}/a/b"),
+            "--output = '{dir}/a/b': cannot",
+        ),
+        (("profile", "plot", "{good}", "--output", "{dir}/a/b.png"), "name a file in a directory"),
+        (("profile", "import", "{dir}/empty.json"), "empty.json: not a profile"),
+        (("profile", "forget", "a b"), "'a b' is no profile key"),
+        (("advise", "12_3"), "the controller's address is not known"),
+    ],
+)
+def test_wrong_input_is_named_with_its_remedy(
+    alone: None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    argv: tuple[str, ...],
+    told: str,
+) -> None:
+    """Also: what is wrong in the input is said before a controller is looked for."""
+    if "plot" in argv and "--output" in argv:
+        pytest.importorskip("matplotlib")
+    good = stored()
+    assert good.profile.pipeline is not None
+    large = replace(good.profile.pipeline, process_mem_mib=3 * 1024)
+    places = {
+        "good": good.profile,
+        "bare": replace(good.profile, pipeline=None),
+        "norate": replace(good.profile, gpu_rate_per_gpu={}),
+        "big": replace(good.profile, pipeline=large),
+    }
+    named = {
+        name: str(document_file(tmp_path, replace(good, profile=replace(one, key=name))))
+        for name, one in places.items()
+    }
+    folder = tmp_path / "dir.json"
+    folder.mkdir()
+    (folder / "empty.json").touch()
+    named["dir"] = str(folder)
+    ran = Ran(capsys, *(part.format(**named) for part in argv))
+    assert ran.status in (1, 2)
+    assert told.format(**named) in ran.err
+    assert "Traceback" not in ran.err
 
 
 def test_advice_for_a_job_takes_its_profile_its_gpus_and_the_clusters_nodes(
@@ -425,7 +486,9 @@ def test_advice_for_a_job_takes_its_profile_its_gpus_and_the_clusters_nodes(
     out = Ran(capsys, "advise", "1").out
     assert "# v100, 2 GPUs: 20 cores reach 100% of your speed (2000 samples/s), 18 reach 90%" in out
     nobody = Ran(capsys, "advise", "77")
-    assert (nobody.status, "knows no job 77" in nobody.err) == (1, True)
+    assert (nobody.status, "knows no job 77: name a queued" in nobody.err) == (1, True)
+    member = Ran(capsys, "advise", "77_1")
+    assert (member.status, "knows no job 77_1" in member.err) == (1, True)
     world.observe((world.status(2),))
     unknown = Ran(capsys, "advise", "2")
     assert (unknown.status, "the profile of job 2 is not known" in unknown.err) == (1, True)

@@ -285,6 +285,20 @@ def test_a_placement_carries_batch_and_gets_cores_for_the_speed_of_its_configura
     assert cores["a100"] > cores["v100"]
 
 
+def test_a_job_keeps_its_share_where_its_speed_is_a_guess() -> None:
+    """Frugal by its model, which has been seen on two GPUs only: it may be wrong of four."""
+    frugal = replace(profile(per_core=10_000.0), gpu_rate_per_gpu={})
+    cores = {}
+    for gpus in (2, 4):
+        belief = replace(frugal, scaling=scaling(explored={"v100": gpus}))
+        one = elastic(min_gpus=4, most=4, gpu_types=("v100",))
+        (where,) = planned(snapshot(pool(v100=1, a100=0), [pending(one, belief)])).placements
+        assert where.gpus == 4
+        cores[gpus] = where.shares[0][1].cpus
+    assert cores[2] == 16
+    assert cores[4] < 16
+
+
 @pytest.mark.parametrize("mechanism", ["proportional", "tune", "greedy"])
 def test_a_plan_of_another_shape_than_asked_for_passes_the_check(mechanism: str) -> None:
     belief = known(scaling(explored={"a100": 8, "v100": 4}))

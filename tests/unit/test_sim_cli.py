@@ -30,6 +30,7 @@ KEYS = [
     "mem_util",
     "contention",
     "ftf",
+    "floor",
     "round_ms",
     "wall_s",
 ]
@@ -53,6 +54,7 @@ def test_json_is_the_documented_object(tmp_path: Path) -> None:
     assert list(found) == KEYS
     assert list(found["contention"]) == ["mean", "max"]
     assert list(found["ftf"]) == ["worst", "unfair_fraction"]
+    assert list(found["floor"]) == ["judged", "below", "worst"]
     assert list(found["round_ms"]) == ["median", "p95"]
     assert (found["policy"], found["mechanism"], found["jobs"]) == ("srtf", "tune", 2)
     assert found["avg_jct_s"] == pytest.approx((9000 * 0.64 / 2.4 + 30_000 * 0.12 + 1) / 2)
@@ -103,6 +105,9 @@ def test_reference_semantics_and_costs_change_the_outcome(tmp_path: Path) -> Non
         (("--policy", "lottery"), "--policy = 'lottery'"),
         (("--mechanism", "magic"), "--mechanism = 'magic'"),
         (("--measure", "5"), "--measure = '5'"),
+        (("--measure", "²:5"), "--measure = '²:5'"),
+        (("--measure", "7:999999999999"), "job 7 is to be measured but not in the trace"),
+        (("--jobs-out", "/none/jobs.csv"), "/none/jobs.csv: is in a directory"),
         (("--trace", "/none"), "/none: cannot be read"),
         (("--generate", "noise:"), "--generate = 'noise:'"),
         (("--split", "1/2"), "split = '1/2'"),
@@ -120,6 +125,9 @@ def test_wrong_words_are_named(tmp_path: Path, options: tuple[str, ...], place: 
         ("nodes: []", "nodes"),
         ("- a", "nodes"),
         (CLUSTER.replace("gpus: 4", "gpus: 0"), "nodes[0].gpus = 0"),
+        (CLUSTER.replace("count: 2", "count: 999999999"), "nodes[0].count = 999999999"),
+        (CLUSTER.replace("mem_gib: 250", "mem_gib: .inf"), "nodes[0].mem_gib = inf"),
+        (CLUSTER + "pool: a\n", "pool: is unknown"),
         (CLUSTER.replace("gpus: 4", "gpus: true"), "nodes[0].gpus = True"),
         (CLUSTER.replace("cpus: 12, ", ""), "nodes[0].cpus: is missing"),
         (CLUSTER.replace("count: 2", "kount: 2"), "nodes[0].kount"),
@@ -131,3 +139,11 @@ def test_wrong_pools_are_named(tmp_path: Path, content: str, place: str) -> None
     result = run(tmp_path, cluster=content)
     assert isinstance(result.exception, ConfigError)
     assert place in str(result.exception)
+
+
+@pytest.mark.parametrize("option", ["--round", "--restart-cost", "--profile-error"])
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_numbers_are_finite(tmp_path: Path, option: str, value: str) -> None:
+    result = run(tmp_path, option, value)
+    assert result.exit_code == 2
+    assert f"Invalid value for '{option}'" in result.stderr

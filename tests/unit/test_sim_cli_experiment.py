@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ import slurm_synergy.cli.experiment_run as experiment_run
 from slurm_synergy.cli.experiment_slurm import parse_options
 from slurm_synergy.cli.main import cli
 from slurm_synergy.errors import ConfigError, SynergyError
-from slurm_synergy.simulator.experiment import Settings
+from slurm_synergy.simulator.experiment import Settings, expand, read_definition
 
 DEFINITION = """
 title: Two loads
@@ -72,7 +73,14 @@ def test_one_command_gives_tables_figures_and_a_page(tmp_path: Path, run) -> Non
     assert (out / "figure-1.svg").read_text().startswith("<?xml")
     page = (out / "report.html").read_text()
     assert "Published numbers beside ours" in page
-    assert page.count("<figure") == 1
+    # The definition's, and the distribution under each of the two loads.
+    assert page.count("<figure") == 3
+    elsewhere = tmp_path / "page.html"
+    told = run("--show", "--report", str(elsewhere))
+    assert elsewhere.read_text() == page
+    assert f"all of it on one page in {elsewhere}" in told.stdout
+    wrong = run("--show", "--report", str(tmp_path / "nowhere" / "page.html"))
+    assert "nowhere/page.html: is in a directory that does not exist" in str(wrong.exception)
     again = json.loads(run("--json").stdout)
     assert again["rows"] == found["rows"]
 
@@ -104,10 +112,11 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, run, monkeypatch) -> Non
     assert len(done) == 4
 
 
-def test_a_killed_experiment_goes_on(tmp_path: Path, run) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
+def test_a_stopped_experiment_goes_on(tmp_path: Path, run, ending: signal.Signals) -> None:  # type: ignore[no-untyped-def]
     argv = [sys.executable, "-m", "slurm_synergy.cli.main", "experiment", "try.yaml", "--jobs", "2"]
     process = subprocess.Popen(
-        argv, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        argv, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     )
     workers: list[psutil.Process] = []
     try:
@@ -116,9 +125,14 @@ def test_a_killed_experiment_goes_on(tmp_path: Path, run) -> None:  # type: igno
             assert time.monotonic() < deadline_s
             time.sleep(0.02)
         workers = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(ending)
+        _, said = process.communicate(timeout=120)
     finally:
         process.kill()
         process.wait()
+    if ending is signal.SIGINT and process.returncode == 1:  # 0: it was done already
+        assert "results so far are kept in try: the same command goes on" in said
+        assert "Traceback" not in said
     _, alive = psutil.wait_procs(workers, timeout=60)
     assert not alive, "nothing goes on by itself"
     before = {path: path.read_bytes() for path in cells(tmp_path)}
@@ -152,7 +166,10 @@ def test_only_some_cells_and_short_cuts(tmp_path: Path, run) -> None:  # type: i
     assert short["expected"][0]["ours"] is not None
     assert "not comparable" in found["note"]
     assert found["expected"][0]["met"] is None
-    for wrong, place in (("lode=4", "--only"), ("load", "--only"), ("load=5", "leaves no cell")):
+    for yes in ("fills=true", "fills=True", "load=4.0", "power=null"):
+        assert run("--only", yes, "--only", "load=4", "--show", "--scale", "0.9").exit_code == 0
+    wrongs = [("lode=4", "--only"), ("load", "--only"), ("load=5", "the values are load: 2.0, 4.0")]
+    for wrong, place in (*wrongs, ("fills=1", "leaves no cell")):
         result = run("--only", wrong)
         assert isinstance(result.exception, ConfigError)
         assert place in str(result.exception)
@@ -163,6 +180,7 @@ def test_a_cell_that_cannot_be_simulated_is_told_and_the_others_are_there(
     run,  # type: ignore[no-untyped-def]
 ) -> None:
     text = DEFINITION.replace("[proportional, tune]", "[proportional, magic]")
+    text = text.replace("mechanism: tune", "mechanism: magic")
     (tmp_path / "try.yaml").write_text(text)
     result = run("--only", "load=2")
     assert isinstance(result.exception, SynergyError)
@@ -172,6 +190,40 @@ def test_a_cell_that_cannot_be_simulated_is_told_and_the_others_are_there(
     assert "proportional" in result.stdout
     result = run("--only", "mechanism=magic")
     assert "2 of 2 simulations failed" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("grid", "told"),
+    [
+        ("{policy: sia, quantum_s: 60}", "quantum_s = 60.0: means nothing to policy sia"),
+        (
+            "{policy: gavel, power: -1}",
+            "power = -1.0: means nothing to policy gavel; it is a setti",
+        ),
+        ("{policy: [shockwave, pollux], window: 3}", "window = 3: means nothing to policy pollux"),
+        ("{policy: fifo, fills: false}", "a setting of gavel and themis and shockwave: give it in"),
+    ],
+)
+def test_a_setting_of_another_policy_is_named_before_anything_runs(
+    tmp_path: Path,
+    run,  # type: ignore[no-untyped-def]
+    grid: str,
+    told: str,
+) -> None:
+    (tmp_path / "try.yaml").write_text(f"title: T\nsettings: {{jobs: 10}}\ngrids: [{grid}]\n")
+    result = run()
+    assert isinstance(result.exception, ConfigError)
+    assert str(result.exception).startswith("try.yaml: ")
+    assert told in str(result.exception)
+    assert not (tmp_path / "try").exists()
+
+
+def test_no_shipped_definition_has_a_setting_that_does_nothing() -> None:
+    folder = Path(experiment_run.__file__).parents[1] / "experiments"
+    data = dict.fromkeys(("SIA_DATA", "SYNERGY_DATA", "PHILLY_DATA"), "/data")
+    for path in sorted(folder.glob("*.yaml")):
+        for cell in expand(read_definition(path), path, data):
+            experiment_run.check_policy_settings(cell, path.name)
 
 
 def test_shipped_definitions_are_listed_and_found_by_name(
@@ -205,3 +257,17 @@ def test_options_for_slurm_are_checked() -> None:
     for wrong in ("partition", "=x", "mem_gb=much", "timeout_min=0"):
         with pytest.raises(ConfigError, match="--slurm-option"):
             parse_options([wrong])
+
+
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_simulated(
+    tmp_path: Path,
+    run,  # type: ignore[no-untyped-def]
+) -> None:
+    (tmp_path / "file").touch()
+    result = run("--out", "file/below")
+    assert isinstance(result.exception, ConfigError)
+    assert "--out = 'file/below': cannot be written" in str(result.exception)
+    assert "[1/4]" not in result.stderr
+    result = run("--out", "nothing", "--show")
+    assert "without --show" in str(result.exception)
+    assert not (tmp_path / "nothing").exists()

@@ -20,6 +20,7 @@ from slurm_synergy.simulator.cluster import (
     World,
 )
 from slurm_synergy.simulator.engine import Outline, Reordering, play, play_rounds
+from slurm_synergy.simulator.floors import Floors
 from slurm_synergy.simulator.generate import generate
 from slurm_synergy.simulator.metrics import job_results, percentile
 from slurm_synergy.simulator.pool import make_nodes
@@ -214,8 +215,8 @@ def test_the_measured_jobs_end_the_simulation() -> None:
     result = run(rows, pool(), measured=(1, 2))
     assert [one.job_id for one in result.jobs] == [1, 2]
     assert result.played.world.now_s == pytest.approx(7200)
-    with pytest.raises(ModelError, match="job 9 is to be measured"):
-        run(rows, pool(), measured=(9,))
+    with pytest.raises(ConfigError, match=r"job 9 is to be measured .* ids from 1 to 3"):
+        run(rows, pool(), measured=range(9, 10**15))
 
 
 def test_the_summary_adds_up() -> None:
@@ -229,6 +230,25 @@ def test_the_summary_adds_up() -> None:
     assert summary["mem_util"] == pytest.approx(3 / 8)
     assert summary["contention"] == {"mean": pytest.approx(1.5), "max": 2}
     assert summary["ftf"] == {"worst": pytest.approx(1.0), "unfair_fraction": 0.0}
+    assert summary["floor"] == {"judged": 2, "below": 0, "worst": pytest.approx(1.0)}
+
+
+def test_a_share_with_which_a_job_is_slower_than_with_its_proportional_one_is_counted() -> None:
+    nodes = pool()
+    (one,) = make_workload(Trace(jobs=(row(1, 0.0, 1.0, "alexnet"),)), nodes)
+    floors = Floors(nodes)
+    found = []
+    for cpus in (3, 24, 1, 2):  # published: 1, 2.94, 0.3 and 0.66 of the speed with three cores
+        share = Resources(gpus=1, cpus=cpus, mem_mib=256_000)
+        placement = Placement(job_id=1, gpu_type="v100", shares=((nodes[0].name, share),))
+        floors.judge(one, placement)
+        found.append((floors.judged, floors.below, floors.worst))
+    assert found == [
+        (1, 0, pytest.approx(1.0)),
+        (2, 0, pytest.approx(1.0)),
+        (3, 1, pytest.approx(0.3)),
+        (4, 2, pytest.approx(0.3)),
+    ]
 
 
 def test_a_job_that_waits_long_is_finished_unfairly() -> None:

@@ -21,7 +21,14 @@ from slurm_synergy.simulator.experiment import (
     shorten,
 )
 from slurm_synergy.simulator.experiment_charts import DISTRIBUTIONS, draw_figure
-from slurm_synergy.simulator.outcome import METRICS, Results, check_names, interpolated, varying
+from slurm_synergy.simulator.outcome import (
+    METRICS,
+    Results,
+    check_expected,
+    check_names,
+    interpolated,
+    varying,
+)
 
 SHIPPED = sorted((Path(slurm_synergy.__file__).parent / "experiments").glob("*.yaml"))
 DEFINITION = """
@@ -73,11 +80,15 @@ def test_the_grids_are_expanded_and_each_cell_is_there_once(tmp_path: Path) -> N
         ("load: [2, 4]", "load: [2, 0]", "grids[0].load = 0"),
         ("load: [2, 4]", "load: [2, fast]", "grids[0].load = 'fast'"),
         ("load: [2, 4]", "laod: [2, 4]", "grids[0].laod"),
-        ("jobs: 12", "jobs: 0", "grids[0].jobs = 0"),
-        ("jobs: 12", "split: 1/2", "grids[0].split = '1/2'"),
-        ("jobs: 12", "measure: 5", "grids[0].measure = 5"),
-        ("jobs: 12", 'measure: "5"', "grids[0].measure = '5'"),
-        ("jobs: 12", "semantics: exactly", "grids[0].semantics = 'exactly'"),
+        ("load: [2, 4]", "load: []", "grids[0].load: has no value"),
+        ("jobs: 12", "jobs: 0", "settings.jobs = 0"),
+        ("jobs: 12", "split: 1/2", "settings.split = '1/2'"),
+        ("jobs: 12", "measure: 5", "settings.measure = 5"),
+        ("jobs: 12", 'measure: "5"', "settings.measure = '5'"),
+        ("jobs: 12", "measure: 10:20", "in quotes"),
+        ("jobs: 12", "jobs: 1.0e+30", "settings.jobs = 1e+30"),
+        ("jobs: 12", "mem_gib: .inf", "settings.mem_gib = inf"),
+        ("jobs: 12", "semantics: exactly", "settings.semantics = 'exactly'"),
         ("jobs: 12", "trace: '${NOWHERE}/a.csv'", "trace = '${NOWHERE}/a.csv'"),
         ("jobs: 12", "rigid: 0.5", "grids[0].rigid = 0.5"),
         ("jobs: 12", "rigid: 0.5", "cell {load: 2, mechanism: proportional}"),
@@ -85,7 +96,7 @@ def test_the_grids_are_expanded_and_each_cell_is_there_once(tmp_path: Path) -> N
         ("jobs: 12", "pipelines: synergy, trace: 'sia:a.csv'", "grids[0].pipelines = 'synergy'"),
         ("jobs: 12", "elastic: true", "a trace of the form sia:FILE"),
         ("where: {load: 4}", "where: {lode: 4}", "figures[2].where: lode"),
-        ("metric: avg_jct_gain", "metrik: avg_jct_gain", "expected[0].metrik"),
+        ("metric: avg_jct_gain", "metrik: avg_jct_gain", "known are where, metric, value"),
         ("value: 2", "value: -2", "expected[0].value"),
         ("{nodes: 1, jobs: 12}", "[1]", "settings"),
         (DEFINITION, "[]", "is no mapping"),
@@ -179,6 +190,7 @@ def outcome(jcts_h: list[float], **summary: Any) -> Outcome:
             "p99_jct_s": max(jcts_s),
             "makespan_s": max(jcts_s),
             "round_ms": {"median": 2.0},
+            "floor": {"judged": 8, "below": 1, "worst": 0.75},
             "gpu_util": 0.5,
             **summary,
         },
@@ -279,6 +291,10 @@ def results(expected: list[dict[str, Any]] | None = None) -> Results:
         ("makespan_gain", 2.0),
         ("best_job_gain", 4.0),
         ("worst_job_gain", 1.0),
+        ("part_sooner", 3 / 4),
+        ("part_later", 0.0),
+        ("floor_below", 1.0),
+        ("floor_worst", 0.75),
         ("short_avg_jct_gain", 4 / 3),  # the two that take less than four hours in the baseline
         ("short_p99_jct_gain", 3 / 2),
         ("long_avg_jct_gain", 28 / 12),
@@ -295,10 +311,13 @@ def test_every_metric_is_a_number_or_unknown() -> None:
     made = results()
     alone = Results(made.definition, {Settings(mechanism="tune"): outcome([1.0])})
     for name in METRICS:
-        if name in ("cpu_util", "mem_util", "restarts_per_job", "gpu_hours", "contention"):
+        if name in (
+            *("cpu_util", "mem_util", "restarts_per_job", "gpu_hours", "contention"),
+            *("round_p95_ms", "worst_ftf", "unfair"),
+        ):
             continue  # not in these summaries
         assert made.value(Settings(mechanism="tune"), name) is not None
-        if "gain" in name:
+        if "gain" in name or name.startswith("part_"):
             assert alone.value(Settings(mechanism="tune"), name) is None
     assert made.value(Settings(mechanism="opt"), "avg_jct_h") is None
 
@@ -330,6 +349,16 @@ def test_a_published_number_must_be_of_one_cell() -> None:
     one = {"where": {}, "metric": "avg_jct_h", "value": 1, "source": "s"}
     with pytest.raises(ConfigError, match=r"expected\[0\].where"):
         results([one]).verdicts()
+
+
+def test_it_is_told_before_anything_is_simulated(tmp_path: Path) -> None:
+    for where, what in (("{load: 4}", "selects 3 cells"), ("{load: 9}", "selects no cell")):
+        path = write(
+            tmp_path, DEFINITION.replace("where: {load: 4, mechanism: tune}", f"where: {where}")
+        )
+        definition = read_definition(path)
+        with pytest.raises(ConfigError, match=rf"{path}: expected\[0\].where = .*{what}"):
+            check_expected(definition, expand(definition, path, {}), str(path))
 
 
 def test_seeds_are_averaged() -> None:
@@ -374,6 +403,15 @@ def test_a_cell_is_the_study_that_its_settings_say(tmp_path: Path) -> None:
     rows = "".join(f"{one},gnmt,{one},1,60\n" for one in range(10))
     trace.write_text("job_id,model,arrival_s,gpus,duration_s\n" + rows)
     assert len(study_of(Settings(trace=str(trace), part=0.3)).trace.jobs) == 3
+    cluster = tmp_path / "pool.yaml"
+    cluster.write_text(
+        "nodes:\n  - {name: a, gpu_type: a100, gpus: 8, cpus: 24, mem_gib: 10}\n"
+        "  - {name: b, gpu_type: t4, gpus: 2, cpus: 6, mem_gib: 10}\n"
+    )
+    for ratio, cpus in ((None, [24, 6]), (1.5, [12, 3])):
+        study = study_of(Settings(cluster=str(cluster), cpus_per_gpu=ratio, jobs=5))
+        assert [node.total.cpus for node in study.nodes] == cpus
+        assert [node.capacity.cpus for node in study.nodes] == cpus
     with pytest.raises(ConfigError, match="mechanism = 'magic'"):
         study_of(Settings(mechanism="magic"))
 

@@ -54,7 +54,7 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.texts.append(data)
-        if self._open and self._open[-1] in ("td", "th"):
+        if "td" in self._open or "th" in self._open:
             self.tables[-1][-1][-1] += data
 
     @property

@@ -43,6 +43,7 @@ def test_run_times_may_stand_in_for_iterations(tmp_path: Path) -> None:
         ("2,,0,1,1", "line 3, column model"),
         ("2,gnmt,-1,1,1", "line 3, column arrival_s = '-1'"),
         ("2,gnmt,nan,1,1", "line 3, column arrival_s = 'nan'"),
+        ("2,gnmt,1e300,1,1", "line 3, column arrival_s = '1e300'"),
         ("2,gnmt,0,0,1", "line 3, column iterations = '0'"),
         ("2,gnmt,0,1,1.5", "line 3, column gpus = '1.5'"),
         ("2,gnmt,0,1", "line 3, column gpus"),
@@ -64,6 +65,17 @@ def test_missing_columns_and_files_are_named(tmp_path: Path) -> None:
         read_trace(str(tmp_path / "none.csv"))
     with pytest.raises(ConfigError, match="has no job"):
         read_trace(str(write(tmp_path, HEADER)))
+    with pytest.raises(ConfigError, match=r"line 1: the file is empty; .* must name job_id"):
+        read_trace(str(write(tmp_path, "")))
+    with pytest.raises(ConfigError, match="line 1: has more than one column gpus"):
+        read_trace(str(write(tmp_path, HEADER.replace("gpus", "gpus,gpus"))))
+    with pytest.raises(ConfigError, match="cannot be read: field larger"):
+        read_trace(str(write(tmp_path, HEADER + "1," + "x" * 200_000)))
+    with pytest.raises(ConfigError, match=r"phily:a\.csv: is no kind of trace"):
+        read_trace("phily:a.csv")
+    for option in ("jobs=inf", "jobs=nan", "from_h=-1"):
+        with pytest.raises(ConfigError, match=f"{option.partition('=')[0]} = "):
+            read_trace(f"philly:{path},{option}")
 
 
 def test_the_philly_list_is_cut_as_the_paper_cuts_it(tmp_path: Path) -> None:
@@ -148,6 +160,12 @@ def test_generated_traces_repeat_by_seed() -> None:
         "philly-derived:split=1/2",
         "philly-derived:gpus=two",
         "philly-derived:jobs=many",
+        "philly-derived:jobs=nan",
+        "philly-derived:jobs=1.5",
+        "philly-derived:jobs=1e30",
+        "philly-derived:load=nan",
+        "philly-derived:load=1e-300",
+        "philly-derived:seed=inf",
     ],
 )
 def test_recipes_that_are_not_understood_are_refused(recipe: str) -> None:

@@ -127,6 +127,17 @@ def test_a_victim_on_two_nodes_gives_on_both() -> None:
     assert share(found, 2).cpus == 4
 
 
+def test_no_part_of_a_job_gets_more_for_a_gpu_than_the_part_that_fills_its_node() -> None:
+    wide = pending(job(1, 10, nodes=None), profile(per_core=100, gpu_rate=1200))
+    hungry = pending(job(2, 1), profile(per_core=100, gpu_rate=1200))
+    frugal = pending(job(3, 5), profile(per_core=2000, gpu_rate=500))
+    found = plan(snapshot(PAIR, [wide, hungry, frugal]))
+    split = found.placement(1)
+    assert split is not None
+    assert sorted((share.gpus, share.cpus) for _, share in split.shares) == [(2, 6), (8, 24)]
+    assert share(found, 2).cpus == 12
+
+
 def test_leftovers_beyond_demand_are_not_handed_out() -> None:
     found = plan(snapshot(PAIR, [pending(job(1, 4), profile(per_core=1000, gpu_rate=250))]))
     assert share(found, 1).cpus == 1

@@ -93,3 +93,5 @@ def test_a_maker_makes_the_values_that_the_class_makes() -> None:
         make(text="none")
     with pytest.raises(ModelError, match="distinct nodes"):
         maker(Placement)(job_id=1, gpu_type="v100", shares=())
+    empty = maker(Placement, checked=False)(job_id=1, gpu_type="v100", shares=())
+    assert (type(empty), empty.shares) == (Placement, ())
