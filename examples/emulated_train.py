@@ -8,7 +8,9 @@ each batch. Only the two costs that a machine would cause are pretended, by slee
 * the training process sleeps as long as the GPUs would compute on the batch.
 
 How long that is comes from the catalogue of published figures. How fast the job runs does not: it
-comes out of the worker processes running ahead of the training process (or failing to).
+comes out of the worker processes running ahead of the training process (or failing to). A busy
+machine wakes a sleeper late; the pretended hardware would not have been late, so that what was
+overslept is taken off the next cost of the same process.
 
 The number of workers is the number of cores, as in any DataLoader program; where the lease has
 fewer cores by now, the workers share them. There is no cache in
@@ -83,6 +85,19 @@ def _attach(path: str) -> Board | None:
         return None
 
 
+class Pretended:
+    """Hardware of this process that is pretended: using it takes as long as it would take there."""
+
+    def __init__(self) -> None:
+        self._late_s = 0.0
+
+    def use(self, cost_s: float) -> None:
+        """Sleep for a cost, less what was overslept before."""
+        due_s = time.monotonic() + cost_s - self._late_s
+        time.sleep(max(due_s - time.monotonic(), 0.0))
+        self._late_s = max(time.monotonic() - due_s, 0.0)
+
+
 class EmulatedImages(Dataset[int]):
     """``samples`` items; loading them takes as long as the pipeline's figures say."""
 
@@ -90,6 +105,7 @@ class EmulatedImages(Dataset[int]):
         self._samples = samples
         self._pipeline = pipeline
         self._share = share
+        self._core = Pretended()  # each worker process has a copy of its own
 
     def __len__(self) -> int:
         return self._samples
@@ -103,16 +119,21 @@ class EmulatedImages(Dataset[int]):
         workers = info.num_workers if info is not None else 1
         cores = self._share.busy_cores(workers)
         rate = loader_rate(self._pipeline, cores, self._share.now_mib())
-        time.sleep(len(indices) * workers / rate)
+        self._core.use(len(indices) * workers / rate)
         return indices
 
 
 class Reporter:
-    """Prints the pace about once a second, and a summary in JSON at the end."""
+    """Prints the pace about once a second, and a summary in JSON at the end.
 
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._begun_s = time.monotonic()
+    ``seconds`` are those since it was made, up to the latest batch, ``at_s`` the time of that
+    batch, as a Unix time, and ``workers_s`` what starting the workers took before.
+    """
+
+    def __init__(self, total: int, workers_s: float) -> None:
+        self._total, self._workers_s = total, workers_s
+        self._begun_s = self._last_s = time.monotonic()
+        self._epoch_s = time.time() - self._begun_s
         self._next_s = self._begun_s
         self._waited_s = 0.0
         self.done = 0
@@ -121,34 +142,40 @@ class Reporter:
         """Count a batch that was trained on, and what the wait for it cost."""
         self.done += samples
         self._waited_s += waited_s
-        now_s = time.monotonic()
-        if now_s >= self._next_s:
-            self._next_s = now_s + REPORT_EVERY_S
-            print(json.dumps(self._numbers(now_s)), flush=True)
+        self._last_s = time.monotonic()
+        if self._last_s >= self._next_s:
+            self._next_s = self._last_s + REPORT_EVERY_S
+            print(json.dumps(self._numbers()), flush=True)
 
-    def _numbers(self, now_s: float) -> dict[str, float]:
-        took_s = max(now_s - self._begun_s, 1e-9)
+    def _numbers(self) -> dict[str, float]:
+        took_s = max(self._last_s - self._begun_s, 1e-9)
         return {
             "samples": self.done,
             "of": self._total,
             "seconds": round(took_s, 2),
             "samples_per_s": round(self.done / took_s, 1),
             "data_wait": round(self._waited_s / took_s, 3),
+            "at_s": round(self._epoch_s + self._last_s, 2),
+            "workers_s": round(self._workers_s, 2),
         }
 
     def summary(self) -> None:
         """The last line of the program."""
-        print(json.dumps({**self._numbers(time.monotonic()), "finished": True}), flush=True)
+        print(json.dumps({**self._numbers(), "finished": True}), flush=True)
 
 
-def train(loader: DataLoader[int], gpu_rate: float, reporter: Reporter) -> None:
-    """One pass over the data; ``gpu_rate`` in samples/s is what all GPUs of the job reach."""
+def train(loader: DataLoader[int], gpu_rate: float, total: int) -> None:
+    """One pass over ``total`` samples; ``gpu_rate`` in samples/s is what all GPUs reach."""
+    began_s = time.monotonic()
+    batches = iter(loader)  # starts the workers
+    gpus, reporter = Pretended(), Reporter(total, time.monotonic() - began_s)
     asked_s = time.monotonic()
-    for batch in loader:
+    for batch in batches:
         arrived_s = time.monotonic()
-        time.sleep(len(batch) / gpu_rate)  # forward, backward, optimiser step
+        gpus.use(len(batch) / gpu_rate)  # forward, backward, optimiser step
         reporter.batch(len(batch), arrived_s - asked_s)
         asked_s = time.monotonic()
+    reporter.summary()
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -221,9 +248,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     profile = CATALOGUE[args.model]
     dataset = EmulatedImages(args.samples, pipeline_of(profile), Share(args.memory_mib))
     loader = DataLoader(dataset, batch_size=args.batch, shuffle=True, num_workers=args.workers)
-    reporter = Reporter(args.samples)
-    train(loader, profile.gpu_rate_per_gpu[args.gpu_type] * args.gpus, reporter)
-    reporter.summary()
+    train(loader, profile.gpu_rate_per_gpu[args.gpu_type] * args.gpus, args.samples)
     return 0
 
 

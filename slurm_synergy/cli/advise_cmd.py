@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import click
 
 from slurm_synergy.cli.control import ask, find_target, options
 from slurm_synergy.cli.profile_cmd import gpu_types_of
-from slurm_synergy.cli.profile_source import Found, find_profile
+from slurm_synergy.cli.profile_source import Found, check_tells_of_cores, find_profile
 from slurm_synergy.core.wording import printable
 from slurm_synergy.errors import ConfigError, LeaseError, ModelError
 from slurm_synergy.profiler.evidence import UNTYPED, StoredProfile
@@ -45,10 +46,18 @@ def advise(name: str, gpus: int | None, config: Path | None, as_json: bool) -> N
     JOB is the id of a queued or running job whose profile is known; or name a profile. The nodes
     are those of the controller; without one, the machine that the profile was measured on.
     """
-    key, of_job = _of_job(name, config) if name.isdigit() else (name, None)
+    is_job = re.fullmatch(r"[0-9]+(_[0-9]+)?", name) is not None
+    key, of_job = _of_job(name, config) if is_job else (name, None)
     found = find_profile(key, config)
+    check_tells_of_cores(found.stored)
     wanted = gpus or of_job or (found.stored.evidence.gpus if found.stored.evidence else 1)
     advice = [_advised(found.stored, shape, wanted) for shape in _shapes(found.stored, config)]
+    if all(one.problem for one in advice):
+        raise ModelError(
+            f"profile {found.stored.profile.key!r}, {wanted} GPUs on a node: "
+            + "; ".join(f"{one.shape.gpu_type}: {one.problem}" for one in advice)
+            + "; give fewer with --gpus, per node"
+        )
     if as_json:
         click.echo(json.dumps(_as_json(found, wanted, advice), indent=2))
         return
@@ -61,17 +70,20 @@ def advise(name: str, gpus: int | None, config: Path | None, as_json: bool) -> N
 def _of_job(job: str, config: Path | None) -> tuple[str, int]:
     """The profile key of a job and its GPUs on a node. Raises ModelError when there is none."""
     for one in ask(find_target(config, os.environ), "jobs")["jobs"]:
-        if str(one["job_id"]) != job:
+        if job not in (str(one["job_id"]), one.get("array")):
             continue
         if not one.get("profile"):
             raise ModelError(
                 f"the profile of job {job} is not known: it names none, was not measured yet, or "
-                "is not yours to see"
+                "is not yours to see; name a profile ('synergyctl profile list')"
             )
         nodes = one["lease"]["nodes"] if one["lease"] else []
         per_node = max((len(node.get("gpu_ids", ())) for node in nodes), default=0)
         return str(one["profile"]), per_node or int(one["gpus"])
-    raise ModelError(f"the controller knows no job {job}")
+    raise ModelError(
+        f"the controller knows no job {job}: name a queued or running one ('synergyctl jobs'), or "
+        "a profile ('synergyctl profile list')"
+    )
 
 
 def _shapes(stored: StoredProfile, config: Path | None) -> list[NodeShape]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from slurm_synergy.cli.number_options import FiniteRange
 from slurm_synergy.errors import ConfigError, SynergyError
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ _SHIPPED = Path(__file__).resolve().parents[1] / "experiments"
 )
 @click.option(
     "--scale",
-    type=click.FloatRange(min=0, max=1, min_open=True),
+    type=FiniteRange(min=0, max=1, min_open=True),
     default=1.0,
     show_default=True,
     help="A short cut: this part of the jobs, on as many fewer nodes if they are generated.",
@@ -62,6 +64,13 @@ _SHIPPED = Path(__file__).resolve().parents[1] / "experiments"
 @click.option("--fresh", is_flag=True, help="Simulate again what has a result already.")
 @click.option(
     "--show", "only_show", is_flag=True, help="Simulate nothing: show the results that are there."
+)
+@click.option(
+    "--report",
+    "report",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the page with all tables and figures to this file; it is complete in itself.  "
+    "[default: report.html in the directory]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def experiment(
@@ -74,6 +83,7 @@ def experiment(
     scale: float,
     fresh: bool,
     only_show: bool,
+    report: Path | None,
     as_json: bool,
 ) -> None:
     """Run the simulations that FILE defines, or the shipped definition NAME.
@@ -84,9 +94,17 @@ def experiment(
     if what == "list":
         _list(as_json)
         return
+    if report is not None:
+        from slurm_synergy.simulator.rows import check_rows_path
+
+        check_rows_path(report)
     path = _find(what)
+    if slurm_options and not on_slurm:
+        raise ConfigError("means nothing without --slurm", key="--slurm-option", remedy="add that")
     definition, cells = _cells(path, only, scale)
     directory = out or Path(path.stem)
+    if not only_show:
+        _make(directory)
     outcomes = _load(list(cells.values()), directory, fresh)
     missing = [cell for cell in dict.fromkeys(cells.values()) if cell not in outcomes]
     options = slurm_options if on_slurm else None
@@ -97,7 +115,7 @@ def experiment(
         click.echo(f"failed: {_words(cell.settings, settings)}: {text}", err=True)
     found = {one: outcomes[cell] for one, cell in cells.items() if cell in outcomes}
     if found:
-        _finish(definition, found, directory, scale, as_json)
+        _finish(definition, found, directory, report or directory / "report.html", scale, as_json)
     if errors:
         text = f"{len(errors)} of {len(cells)} simulations failed"
         if found and as_json:  # standard output has its one object already
@@ -105,23 +123,35 @@ def experiment(
             raise click.exceptions.Exit(1)
         raise SynergyError(text)
     if not found:
-        raise SynergyError(f"there is no result in {directory}")
+        raise SynergyError(
+            f"there is no result in {directory}; the same command without --show simulates"
+        )
 
 
 def _cells(
     path: Path, only: Sequence[str], scale: float
 ) -> tuple[Definition, dict[Settings, Cell]]:
     """The definition and its cells by their settings there; a short cut's cells are smaller."""
+    from slurm_synergy.cli.experiment_run import check_policy_settings
     from slurm_synergy.simulator.cells import Cell, code_version
     from slurm_synergy.simulator.experiment import expand, read_definition, shorten
     from slurm_synergy.simulator.experiment_charts import DISTRIBUTIONS
-    from slurm_synergy.simulator.outcome import check_names
+    from slurm_synergy.simulator.outcome import check_expected, check_names
 
     definition = read_definition(path)
     check_names(definition, tuple(DISTRIBUTIONS), str(path))
-    chosen = [one for one in expand(definition, path) if _wanted(one, only)]
+    defined = expand(definition, path)
+    check_expected(definition, defined, str(path))
+    chosen = [one for one in defined if _wanted(one, only)]
     if not chosen:
-        raise ConfigError("leaves no cell", key="--only", value=" ".join(only))
+        raise ConfigError(
+            "leaves no cell",
+            key="--only",
+            value=" ".join(only),
+            remedy=f"the values are {_values(defined, only)}",
+        )
+    for one in chosen:
+        check_policy_settings(one, str(path))
     code = code_version()
     return definition, {
         one: Cell.of(shorten(one, scale) if scale < 1 else one, code) for one in chosen
@@ -132,6 +162,7 @@ def _finish(
     definition: Definition,
     found: dict[Settings, Outcome],
     directory: Path,
+    report: Path,
     scale: float,
     as_json: bool,
 ) -> None:
@@ -139,11 +170,11 @@ def _finish(
     from slurm_synergy.simulator.outcome import Results
 
     results = Results(definition, found)
-    content = write_outputs(results, directory, scale)
+    content = write_outputs(results, directory, report, scale)
     if as_json:
         click.echo(json.dumps(content))
     else:
-        show(results, content, directory)
+        show(results, content, directory, report)
 
 
 def _find(what: str) -> Path:
@@ -191,9 +222,49 @@ def _wanted(settings: Settings, only: Sequence[str]) -> bool:
 
 
 def _is(found: object, values: Sequence[str]) -> bool:
-    if isinstance(found, float):
-        return f"{found:g}" in values or str(found) in values
-    return str(found) in values or (isinstance(found, str) and Path(found).name in values)
+    """Whether a setting has one of ``values``, which may be written as in the definition."""
+    if str(found) in values or (isinstance(found, str) and Path(found).name in values):
+        return True
+    return any(_same(found, _as_yaml(text)) for text in values)
+
+
+def _as_yaml(text: str) -> object:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def _same(found: object, value: object) -> bool:
+    return found == value and isinstance(found, bool) == isinstance(value, bool)
+
+
+def _values(cells: Sequence[Settings], only: Sequence[str]) -> str:
+    """The values that there are of the settings in ``only``."""
+    from slurm_synergy.simulator.outcome import shown
+
+    keys = dict.fromkeys(text.partition("=")[0] for text in only)
+    found = {key: dict.fromkeys(str(shown(getattr(one, key))) for one in cells) for key in keys}
+    return "; ".join(f"{key}: {', '.join(each)}" for key, each in found.items())
+
+
+def _make(directory: Path) -> None:
+    """Make the directory of the results. Raises ConfigError when nothing can be written there."""
+    cells = directory / "cells"
+    try:
+        cells.mkdir(parents=True, exist_ok=True)
+        why = "" if os.access(cells, os.R_OK | os.W_OK | os.X_OK) else "permission denied"
+    except OSError as err:
+        why = str(err)
+    if why:
+        raise ConfigError(
+            f"cannot be written: {why}",
+            key="--out",
+            value=str(directory),
+            remedy="name a directory that you may write",
+        )
 
 
 def _load(cells: Sequence[Cell], directory: Path, fresh: bool) -> dict[Cell, Outcome]:
@@ -229,17 +300,18 @@ def _run(
     errors: dict[Cell, str] = {}
     if not cells:
         return errors
-    try:
-        (directory / "cells").mkdir(parents=True, exist_ok=True)
-    except OSError as err:
-        raise ConfigError(f"cannot be written: {err}", key="--out", value=str(directory)) from err
     progress = Progress(total=total, before=total - len(cells))
     names = [cell.settings for cell in cells]
-    with progress:
-        for done in _runner(cells, directory, jobs, slurm_options):
-            progress.step(_words(done.cell.settings, names), done.error)
-            if done.error:
-                errors[done.cell] = done.error
+    try:
+        with progress:
+            for done in _runner(cells, directory, jobs, slurm_options):
+                progress.step(_words(done.cell.settings, names), done.error)
+                if done.error:
+                    errors[done.cell] = done.error
+    except KeyboardInterrupt:
+        text = f"stopped; results so far are kept in {directory}: the same command goes on"
+        click.echo(text, err=True)
+        raise
     return errors
 
 

@@ -7,16 +7,19 @@ done is there, and the same command goes on with the rest.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import math
 import multiprocessing
 import multiprocessing.connection
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from slurm_synergy.core.model import Node
@@ -24,9 +27,40 @@ from slurm_synergy.errors import ConfigError, SynergyError
 from slurm_synergy.simulator.cells import Cell, Outcome, store
 from slurm_synergy.simulator.experiment import DEFAULT_JOBS, Settings
 
-__all__ = ["Done", "here", "processes", "simulate_cell", "study_of", "work"]
+__all__ = [
+    "Done",
+    "check_policy_settings",
+    "here",
+    "processes",
+    "simulate_cell",
+    "study_of",
+    "work",
+]
 
-_OF_RIVALS = ("quantum_s", "fills", "generations", "patience", "avoid_interference")
+_CPUS_PER_GPU = 3.0  # as in Synergy's evaluation
+# What a policy calls the settings that are its own.
+_SHARED_TIME = {"quantum_s": "quantum_s", "fills": "fills"}
+_OF_POLICIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "sia": {"power": "power"},
+        "pollux": {
+            "power": "power",
+            "generations": "generations",
+            "patience": "patience",
+            "avoid_interference": "avoid_interference",
+            "mixes": "mixes",
+        },
+        "gavel": _SHARED_TIME,
+        "themis": _SHARED_TIME,
+        "shockwave": {
+            **_SHARED_TIME,
+            "window": "rounds",
+            "makespan": "makespan",
+            "unfair_power": "power",
+            "fair_ratio": "most_ratio",
+        },
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +69,23 @@ class Done:
 
     cell: Cell
     error: str = ""
+
+
+def check_policy_settings(settings: Settings, file: str) -> None:
+    """Raise ConfigError for a setting of another policy than the cell's: it would do nothing."""
+    own = _OF_POLICIES.get(settings.policy, {})
+    for key in dict.fromkeys(key for names in _OF_POLICIES.values() for key in names):
+        value = getattr(settings, key)
+        if key in own or value == Settings.model_fields[key].default:
+            continue
+        theirs = " and ".join(name for name, keys in _OF_POLICIES.items() if key in keys)
+        raise ConfigError(
+            f"means nothing to policy {settings.policy}",
+            file=file,
+            key=key,
+            value=value,
+            remedy=f"it is a setting of {theirs}: give it in a grid of their own",
+        )
 
 
 def study_of(settings: Settings) -> Any:
@@ -92,14 +143,12 @@ def _trace_name(settings: Settings) -> str:
 
 
 def _policy(settings: Settings, known: Mapping[str, Any]) -> Any:
-    from slurm_synergy.policies.sia import Sia
-
     found = _pick("policy", settings.policy, known)
-    if isinstance(found, Sia):
-        return replace(found, power=settings.power)
-    fields = getattr(found, "__dataclass_fields__", {})
-    # The settings of the rivals, of those that have them.
-    own = {key: getattr(settings, key) for key in _OF_RIVALS if key in fields}
+    values = {
+        field: getattr(settings, key)
+        for key, field in _OF_POLICIES.get(settings.policy, {}).items()
+    }
+    own = {field: value for field, value in values.items() if value is not None}
     return replace(found, **own) if own else found
 
 
@@ -107,17 +156,24 @@ def _nodes(settings: Settings) -> tuple[Node, ...]:
     from slurm_synergy.simulator.pool import make_nodes, read_nodes
 
     if settings.cluster is not None:
-        return read_nodes(Path(settings.cluster))
+        nodes = read_nodes(Path(settings.cluster))
+        ratio = settings.cpus_per_gpu
+        return nodes if ratio is None else tuple(_with_cores(node, ratio) for node in nodes)
     return tuple(
         make_nodes(
             name="node",
             count=settings.nodes,
             gpu_type=settings.gpu_type,
             gpus=settings.gpus_per_node,
-            cpus=round(settings.gpus_per_node * settings.cpus_per_gpu),
+            cpus=max(round(settings.gpus_per_node * (settings.cpus_per_gpu or _CPUS_PER_GPU)), 1),
             mem_gib=settings.mem_gib,
         )
     )
+
+
+def _with_cores(node: Node, per_gpu: float) -> Node:
+    total = replace(node.total, cpus=max(round(node.total.gpus * per_gpu), 1))
+    return replace(node, total=total, capacity=total)
 
 
 def _pick(kind: str, name: str, known: Mapping[str, Any]) -> Any:
@@ -182,15 +238,35 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+@contextlib.contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Processes that are started here never see a terminal's Ctrl-C, and this one sees it later.
+
+    It reaches all of them, and this one decides what becomes of the others.
+    """
+    came: list[int] = []
+    usual = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # children inherit it
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, usual)
+    if came:
+        raise KeyboardInterrupt
+
+
 def processes(cells: Sequence[Cell], directory: Path, count: int) -> Iterator[Done]:
     """``count`` cells at a time, each in a process of its own making. Raises SynergyError."""
     # Fresh interpreters: threads that draw the progress do not survive a fork.
     context = multiprocessing.get_context("spawn")
+    others = multiprocessing.active_children()
     pool = concurrent.futures.ProcessPoolExecutor(
         count, mp_context=context, initializer=_end_with_parent
     )
     try:
-        pending = {pool.submit(work, cell, directory): cell for cell in cells}
+        with _interrupts_later():
+            pending = {pool.submit(work, cell, directory): cell for cell in cells}
         for future in concurrent.futures.as_completed(pending):
             yield Done(cell=pending[future], error=future.result())
     except BrokenProcessPool as err:
@@ -198,5 +274,10 @@ def processes(cells: Sequence[Cell], directory: Path, count: int) -> Iterator[Do
             "a process that simulated was killed, perhaps for want of memory; results so far are "
             f"kept in {directory}: run the same command again with a smaller --jobs"
         ) from err
+    except (KeyboardInterrupt, GeneratorExit):
+        for one in multiprocessing.active_children():
+            if one not in others:
+                one.terminate()
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

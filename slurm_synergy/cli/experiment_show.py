@@ -14,7 +14,7 @@ import slurm_synergy
 from slurm_synergy.cli.tables import print_table
 from slurm_synergy.errors import ConfigError
 from slurm_synergy.simulator.charts import Chart
-from slurm_synergy.simulator.experiment_charts import draw_figure
+from slurm_synergy.simulator.experiment_overview import charts_of
 from slurm_synergy.simulator.experiment_report import render_experiment
 from slurm_synergy.simulator.outcome import METRICS, Results, Verdict
 from slurm_synergy.simulator.svg import svg_file
@@ -24,8 +24,11 @@ __all__ = ["show", "write_outputs"]
 _SCALED = "a short cut with {scale:g} of the jobs: not comparable with the published numbers"
 
 
-def write_outputs(results: Results, directory: Path, scale: float) -> dict[str, Any]:
-    """Write every table and figure into ``directory``; the content as one JSON object."""
+def write_outputs(results: Results, directory: Path, report: Path, scale: float) -> dict[str, Any]:
+    """Write every table and figure into ``directory``, the page with all of it to ``report``.
+
+    The content is returned as one JSON object.
+    """
     verdicts = results.verdicts(comparable=scale == 1)
     rows = results.rows()
     note = _SCALED.format(scale=scale) if scale < 1 else ""
@@ -37,18 +40,30 @@ def write_outputs(results: Results, directory: Path, scale: float) -> dict[str, 
         "rows": rows,
         "expected": [_verdict(one) for one in verdicts],
     }
-    drawn = [draw_figure(one, results) for one in results.definition.figures]
-    charts = [chart for chart in drawn if chart is not None]
+    charts = charts_of(results, verdicts)
     try:
         _write_csv(directory / "table.csv", rows)
         _write_csv(directory / "expected.csv", [_verdict(one) for one in verdicts])
         (directory / "table.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-        page = render_experiment(results, verdicts, charts, note, slurm_synergy.__version__)
-        (directory / "report.html").write_text(page, encoding="utf-8")
         for index, chart in enumerate(charts, start=1):
             _write_figure(chart, directory / f"figure-{index}")
     except OSError as err:
-        raise ConfigError(f"cannot be written: {err}", key="--out", value=str(directory)) from err
+        raise ConfigError(
+            f"cannot be written: {err}",
+            key="--out",
+            value=str(directory),
+            remedy="name a directory that you may write; results are kept in its cells",
+        ) from err
+    page = render_experiment(results, verdicts, charts, note, slurm_synergy.__version__)
+    try:
+        report.write_text(page, encoding="utf-8")
+    except OSError as err:
+        raise ConfigError(
+            f"cannot be written: {err}",
+            key="--report",
+            value=str(report),
+            remedy="name a file in a writable directory",
+        ) from err
     return content
 
 
@@ -90,7 +105,7 @@ def _verdict(one: Verdict) -> dict[str, Any]:
 # text ------------------------------------------------------------------------------------------
 
 
-def show(results: Results, content: dict[str, Any], directory: Path) -> None:
+def show(results: Results, content: dict[str, Any], directory: Path, report: Path) -> None:
     """The tables for people."""
     click.echo(f"{results.definition.title} ({results.definition.source})")
     if content["note"]:
@@ -105,7 +120,7 @@ def show(results: Results, content: dict[str, Any], directory: Path) -> None:
     missing = [one for one in content["expected"] if one["ours"] is None]
     if missing:
         click.echo(f"{len(missing)} published numbers have no result here (not simulated)")
-    click.echo(f"\nTables, figures and report.html are in {directory}")
+    click.echo(f"\nTables and figures are in {directory}, all of it on one page in {report}")
 
 
 def _show_expected(expected: Sequence[dict[str, Any]]) -> None:

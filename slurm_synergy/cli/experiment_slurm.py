@@ -22,6 +22,7 @@ __all__ = ["parse_options", "slurm"]
 _POLL_S = 2.0
 _VANISHED_S = 60.0
 _COMMAND_S = 60.0
+_MOST = 1e9
 _DEFAULTS: Mapping[str, Any] = {"timeout_min": 240, "mem_gb": 2, "cpus_per_task": 1}
 _WHOLE = ("timeout_min", "cpus_per_task", "mem_gb")
 
@@ -36,8 +37,13 @@ def parse_options(texts: Sequence[str]) -> dict[str, Any]:
                 "is not KEY=VALUE", key="--slurm-option", value=text, remedy="e.g. partition=cpu"
             )
         if key in _WHOLE:
-            if not value.isdigit() or not int(value):
-                raise ConfigError("is not a whole number", key=f"--slurm-option {key}", value=value)
+            if not value.isdecimal() or not 0 < float(value) <= _MOST:
+                raise ConfigError(
+                    "is not a whole number above 0",
+                    key=f"--slurm-option {key}",
+                    value=value,
+                    remedy=f"e.g. {key}={_DEFAULTS[key]}",
+                )
             found[key] = int(value)
         else:
             found[key if key.startswith("slurm_") else f"slurm_{key}"] = value

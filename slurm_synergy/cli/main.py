@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
 from collections.abc import Sequence
 
@@ -77,6 +78,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         click.echo(f"synergyctl: {text}", err=True)
     except SynergyError as err:
         status, text = 1, err.in_short
+        click.echo(f"synergyctl: {text}", err=True)
+    except BrokenPipeError:  # whoever read our output, such as head, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    except OSError as err:  # the machine, not a fault of ours: a full disk, a file taken away
+        status, text = 1, str(err)
         click.echo(f"synergyctl: {text}", err=True)
     if text and _asks_for_json(arguments):
         click.echo(json.dumps({"error": text}))

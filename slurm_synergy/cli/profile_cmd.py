@@ -14,7 +14,14 @@ import click
 
 from slurm_synergy.cli.control import Target, ask, config_option, find_target, options
 from slurm_synergy.cli.profile_plot import draw, heat_map, write_png
-from slurm_synergy.cli.profile_source import Found, find_profile, read_document, store
+from slurm_synergy.cli.profile_source import (
+    Found,
+    check_tells_of_cores,
+    find_profile,
+    read_document,
+    store,
+    write_file,
+)
 from slurm_synergy.cli.tables import print_table
 from slurm_synergy.core.catalogue import CATALOGUE
 from slurm_synergy.core.model import PipelineModel, ProfileOrigin
@@ -168,7 +175,7 @@ def export(name: str, output: Path | None, config: Path | None) -> None:
     if output is None:
         click.echo(text, nl=False)
     else:
-        output.write_text(text, encoding="utf-8")
+        write_file(output, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 @profile.command("import")
@@ -182,9 +189,9 @@ def import_(file: Path, gpu_type: str | None, config: Path | None, as_json: bool
 
     Your own keys may be replaced by you; built-in names and others' keys only by operators.
     """
-    target = find_target(config, os.environ)
     given = read_document(file)
-    typed = on_type(given, gpu_type) if gpu_type else _typed(given, target)
+    target = find_target(config, os.environ)
+    typed = _typed(given, target) if gpu_type is None else _of_type(given, gpu_type, target)
     done = ask(target, "import", body=json.dumps(to_document(typed)))
     word = "replaced" if done["replaced"] else "kept"
     if typed != given:
@@ -192,11 +199,27 @@ def import_(file: Path, gpu_type: str | None, config: Path | None, as_json: bool
     click.echo(json.dumps(done) if as_json else f"profile {done['key']}: {word}")
 
 
+def _of_type(stored: StoredProfile, gpu_type: str, target: Target) -> StoredProfile:
+    """With the type that was named. Raises ModelError for one that the cluster does not have."""
+    typed, kinds = on_type(stored, gpu_type), _kinds(target)
+    if kinds and gpu_type not in kinds:
+        raise ModelError(
+            f"--gpu-type {gpu_type!r}: this cluster has {', '.join(kinds)}; name the one that the "
+            "profile was measured on"
+        )
+    return typed
+
+
+def _kinds(target: Target) -> list[str]:
+    """The GPU types of the cluster, as far as the controller has read it."""
+    return sorted({node["gpu_type"] for node in ask(target, "status")["nodes"] if node["gpus"]})
+
+
 def _typed(stored: StoredProfile, target: Target) -> StoredProfile:
     """With a type that the cluster has. Raises ModelError where it cannot be told which."""
     if stored.evidence is None or stored.evidence.gpu_type != UNTYPED:
         return stored
-    kinds = sorted({node["gpu_type"] for node in ask(target, "status")["nodes"] if node["gpus"]})
+    kinds = _kinds(target)
     if not kinds or UNTYPED in kinds:
         return stored
     if len(kinds) > 1:
@@ -212,7 +235,8 @@ def _typed(stored: StoredProfile, target: Target) -> StoredProfile:
 @options
 def forget(key: str, config: Path | None, as_json: bool) -> None:
     """Drop a profile from the controller's store: the next job of that key is measured anew."""
-    done = ask(find_target(config, os.environ), "forget", body=checked_key(key))
+    body = checked_key(key)
+    done = ask(find_target(config, os.environ), "forget", body=body)
     click.echo(json.dumps(done) if as_json else f"profile {done['key']}: forgotten")
 
 
@@ -245,9 +269,10 @@ def plot(
 ) -> None:
     """Draw how fast a job is over cores and memory (Synergy's matrix W)."""
     stored = find_profile(name, config).stored
+    check_tells_of_cores(stored)
     chart = heat_map(
         stored,
-        gpu_type=gpu_type or gpu_types_of(stored)[0],
+        gpu_type=gpu_types_of(stored)[0] if gpu_type is None else gpu_type,
         gpus=gpus or (stored.evidence.gpus if stored.evidence else 1),
         most_cpus=cpus,
         most_mib=mem_gib * _MIB_PER_GIB if mem_gib else None,
@@ -255,7 +280,7 @@ def plot(
     if output is None:
         draw(chart)
     else:
-        write_png(chart, output)
+        write_file(output, lambda path: write_png(chart, path))
         click.echo(f"wrote {output}")
 
 

@@ -44,7 +44,11 @@ class HeatMap:
 def heat_map(
     stored: StoredProfile, *, gpu_type: str, gpus: int, most_cpus: int | None, most_mib: int | None
 ) -> HeatMap:
-    """W of a profile on a grid. Raises ModelError where the GPU type is not known."""
+    """W of a profile on a grid.
+
+    Raises ModelError where the GPU type is not known, ConfigError for memory in which the job
+    cannot run.
+    """
     profile, evidence = stored.profile, stored.evidence
     most = most_cpus or (evidence.most_cpus if evidence else _CPUS_PER_GPU * gpus)
     every = math.ceil(most / _MOST_ROWS)
@@ -67,6 +71,13 @@ def _memory_axis(profile: Profile, most_mib: int | None) -> list[int]:
         return list(profile.table.mem_mib_per_gpu)
     assert profile.pipeline is not None
     need = profile.pipeline.process_mem_mib
+    if most_mib is not None and most_mib < need:
+        raise ConfigError(
+            f"is less than the {need / _MIB_PER_GIB:.3g} GiB that its processes need",
+            key="--mem-gib",
+            value=most_mib // _MIB_PER_GIB,
+            remedy="name more, or leave it out for all that can matter",
+        )
     whole = most_mib or math.ceil(need + profile.pipeline.dataset_mib)
     steps = [need + (whole - need) * i / _COLUMNS for i in range(_COLUMNS + 1)]
     return sorted({max(math.ceil(mib / _MIB_PER_GIB), 1) * _MIB_PER_GIB for mib in steps})

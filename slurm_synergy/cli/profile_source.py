@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from slurm_synergy.profiler.command import profiles_folder
 from slurm_synergy.profiler.documents import from_document
 from slurm_synergy.profiler.evidence import StoredProfile, checked_key
 
-__all__ = ["Found", "find_profile", "read_document", "store"]
+__all__ = ["Found", "check_tells_of_cores", "find_profile", "read_document", "store", "write_file"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +47,40 @@ def read_document(path: Path) -> StoredProfile:
         return from_document(json.loads(path.read_text(encoding="utf-8")))
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as err:
         raise ModelError(f"{path}: not a profile, which is a JSON document: {err}") from err
-    except (OSError, ValueError) as err:
+    except FileNotFoundError as err:
+        raise ModelError(
+            f"{path}: there is no such file; name one, or a profile ('synergyctl profile list')"
+        ) from err
+    except OSError as err:
+        raise ModelError(f"{path}: cannot be read: {err.strerror}; name a readable file") from err
+    except ValueError as err:
         raise ModelError(f"{path}: {err}") from err
+
+
+def check_tells_of_cores(stored: StoredProfile) -> None:
+    """Raise ModelError for a profile from which nothing follows for cores and memory."""
+    profile = stored.profile
+    remedy = "measure it with synergy-profile, or name another ('synergyctl profile list')"
+    if not profile.gpu_rate_per_gpu:
+        raise ModelError(f"profile {profile.key!r} knows the speed of no GPU type: {remedy}")
+    if profile.pipeline is None and profile.table is None:
+        raise ModelError(
+            f"profile {profile.key!r} does not say how fast data gets ready with how many cores: "
+            f"{remedy}"
+        )
+
+
+def write_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Have ``write`` write the file of the option --output. Raises ConfigError."""
+    try:
+        write(path)
+    except OSError as err:
+        raise ConfigError(
+            f"cannot be written: {err.strerror}",
+            key="--output",
+            value=str(path),
+            remedy="name a file in a directory that you may write",
+        ) from err
 
 
 def find_profile(name: str, config: Path | None) -> Found:

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from slurm_synergy.cli.number_options import FiniteRange
 from slurm_synergy.cli.tables import print_table
 from slurm_synergy.config import SchedulingSettings
 from slurm_synergy.errors import ConfigError
@@ -18,6 +19,8 @@ from slurm_synergy.errors import ConfigError
 __all__ = ["simulate"]
 
 _S_PER_H = 3600.0
+_MOST_S, _MOST_ERROR = 1e9, 100.0
+_LONGEST_ID = 18
 
 
 @click.command()
@@ -55,7 +58,7 @@ _S_PER_H = 3600.0
 @click.option(
     "--round",
     "round_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=1, max=_MOST_S),
     default=300.0,
     show_default=True,
     help="Seconds between periodic rounds.",
@@ -82,28 +85,28 @@ _S_PER_H = 3600.0
 @click.option("--ideal", is_flag=True, help="Restarts, checkpoints and profiling cost nothing.")
 @click.option(
     "--restart-cost",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0, max=_MOST_S),
     default=30.0,
     show_default=True,
     help="Seconds without progress after a restart.",
 )
 @click.option(
     "--checkpoint-cost",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0, max=_MOST_S),
     default=10.0,
     show_default=True,
     help="Seconds that a stop takes.",
 )
 @click.option(
     "--profiling-cost",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0, max=_MOST_S),
     default=0.0,
     show_default=True,
     help="Seconds of profiling before a job may run.",
 )
 @click.option(
     "--profile-error",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0, max=_MOST_ERROR),
     default=0.0,
     show_default=True,
     help="How wrong profiles may be: 0.1 is up to 10 % either way.",
@@ -230,7 +233,8 @@ def _ids(text: str | None) -> Collection[int]:
     if text is None:
         return ()
     low, _, high = text.partition(":")
-    if low.isdigit() and high.isdigit() and int(low) < int(high):
+    numbers = low.isdecimal() and high.isdecimal() and max(len(low), len(high)) <= _LONGEST_ID
+    if numbers and int(low) < int(high):
         return range(int(low), int(high))
     raise ConfigError(
         "is not a range of job ids", key="--measure", value=text, remedy="give one like 4000:5000"
@@ -242,6 +246,15 @@ def _show(*summaries: Mapping[str, Any]) -> None:
     columns = [_lines(summary) for summary in summaries]
     rows = [(lines[0][0], *(value for _, value in lines)) for lines in zip(*columns, strict=True)]
     print_table(("quantity", *(["value", "baseline"][: len(summaries)])), rows)
+
+
+def _floor(floor: Mapping[str, Any]) -> str:
+    if not floor["judged"]:
+        return "not known of any job"
+    return (
+        f"{floor['below']} of {floor['judged']} shares given, the least at {floor['worst']:.3f} "
+        "times its speed"
+    )
 
 
 def _lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -266,6 +279,7 @@ def _lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"worst {summary['ftf']['worst']:.2f}, {summary['ftf']['unfair_fraction']:.1%} of "
             "jobs above 1",
         ),
+        ("slower than with its share", _floor(summary["floor"])),
         (
             "time per round",
             f"median {took['median']:.1f} ms, p95 {took['p95']:.1f} ms",

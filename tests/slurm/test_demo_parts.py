@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -78,6 +79,20 @@ def test_emulated_gpus_are_never_outrun_by_the_loader() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert 0.7 * rate <= steady_rate(done.stdout) <= 1.02 * rate
+
+
+def test_what_is_overslept_is_made_up_for() -> None:
+    now_s = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now_s[0] += seconds + 0.3  # a busy machine wakes us late
+
+    pretended = runpy.run_path(str(ROOT / "examples" / "emulated_train.py"))["Pretended"]
+    pretended.use.__globals__["time"] = SimpleNamespace(monotonic=lambda: now_s[0], sleep=sleep)
+    hardware = pretended()
+    for _ in range(10):
+        hardware.use(1.0)
+    assert now_s[0] == pytest.approx(10.3)
 
 
 @pytest.mark.parametrize(
