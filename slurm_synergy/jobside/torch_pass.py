@@ -47,6 +47,7 @@ class Pass:
         "_sequence",
         "_session",
         "_twin",
+        "_wanted",
         "_workers",
     )
 
@@ -60,7 +61,7 @@ class Pass:
         self._continued = session.begin_epoch()
         self._sampler = self._own_sampler()
         self._sequence = session.lease_sequence
-        self._workers = worker_count(loader, session)
+        self._workers = self._wanted = worker_count(loader, session)
         # The samples of each batch of the user's own source that was drawn and not delivered.
         self._pending: deque[int] = deque()
         self._exhausted = False
@@ -173,12 +174,14 @@ class Pass:
         session = self._session
         self._sequence = session.lease_sequence
         wanted = worker_count(self._loader, session)
-        self._due_s = change_due_s(self._workers, wanted, session.looked_at_s)
+        if wanted != self._wanted:  # a renewal of the same cores does not put it off
+            self._wanted = wanted
+            self._due_s = change_due_s(self._workers, wanted, session.looked_at_s)
 
     def _change_workers(self) -> None:
         """Take as many workers as the lease gives, from the next batch that nobody fetches yet."""
         self._due_s = NEVER_S
-        self._workers = worker_count(self._loader, self._session)
+        self._workers = self._wanted = worker_count(self._loader, self._session)
         self._draining = self._inner
         self._inner._sampler_iter = iter(())
         if self._session.registered:

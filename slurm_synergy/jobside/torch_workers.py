@@ -4,7 +4,8 @@ Their CPUs follow the lease at once: the launcher pins the whole process tree. T
 when the next epoch begins, and within an epoch when it is off by a factor of two or more. A smaller
 difference within an epoch matters in one direction only: too many workers share the CPUs that are
 left, but with too few, CPUs lie idle. So a growth is followed once the lease has stood for a
-moment, and a small reduction waits for the next epoch.
+moment, one by less than an eighth once it has stood for a minute (the start of all the new workers
+costs more than it brings before), and a small reduction waits for the next epoch.
 
 Nothing here imports torch: all of it runs in programs that did so themselves.
 """
@@ -43,6 +44,8 @@ NEVER_S = float("inf")
 _PARENT_ENDS_WITHIN_S = 1.0
 _FAR_OFF = 2
 _SETTLED_AFTER_S = 1.0
+_SMALL_GROWTH = 8  # one in so many
+_SMALL_SETTLED_AFTER_S = 60.0
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -85,7 +88,10 @@ def change_due_s(workers: int, wanted: int, now_s: float) -> float:
         return NEVER_S
     if max(workers, wanted) >= _FAR_OFF * min(workers, wanted):
         return now_s
-    return now_s + _SETTLED_AFTER_S if wanted > workers else NEVER_S
+    if wanted < workers:
+        return NEVER_S
+    small = (wanted - workers) * _SMALL_GROWTH < workers
+    return now_s + (_SMALL_SETTLED_AFTER_S if small else _SETTLED_AFTER_S)
 
 
 # -- on which CPUs -------------------------------------------------------------------------------

@@ -95,6 +95,8 @@ def follow(board: Board, loader: Any, leases: dict[int, int]) -> tuple[list[int]
         (9, 4, 10.0),
         (4, 7, 11.0),  # cores would lie idle, but not for long
         (2, 3, 11.0),
+        (8, 9, 11.0),
+        (23, 24, 70.0),  # 24 new workers for one more core
         (7, 4, NEVER_S),  # these share the cores that are left
         (3, 2, NEVER_S),
     ],
