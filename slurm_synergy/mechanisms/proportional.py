@@ -46,7 +46,7 @@ class Proportional:
         layouts = {job_id: layout for job_id, layout in packed.items() if layout is not None}
         placed = [party for party in parties if party.job_id in layouts]
         placed.sort(key=lambda party: party.order)
-        shared, _ = share_out(snapshot, pool, placed, layouts)
+        shared, _ = share_out(snapshot, pool, placed, layouts, even=False)
         return build_layout(make_placements(placed, layouts, shared), decision)
 
 

@@ -57,10 +57,10 @@ class _Stake:
 class Claims:
     """Floor and wish of jobs on the nodes where they are; computed once for jobs that agree."""
 
-    __slots__ = ("_fixed", "_in_place", "_pool", "_terms")
+    __slots__ = ("_even", "_fixed", "_in_place", "_pool", "_terms")
 
-    def __init__(self, snapshot: Snapshot, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, snapshot: Snapshot, pool: Pool, *, even: bool = True) -> None:
+        self._pool, self._even = pool, even
         self._in_place = snapshot.enforcement.in_place
         self._fixed = {node.name: node for node in pool.nodes if node.fixed_shares}
         self._terms: dict[tuple[Need, Need, int, int], _Terms] = {}
@@ -90,7 +90,8 @@ class Claims:
                 terms = _with_cores(terms, own.cpus)
             step, cpu_floor, mem_floor, cpu_want, mem_want = terms
             rows.append((number, gpus, step, (cpu_floor, mem_floor), (cpu_want, mem_want)))
-        if len(rows) > 1 and not self._fixed and (self._in_place or not stays):
+        even = self._even and len(rows) > 1 and not self._fixed
+        if even and (self._in_place or not stays):
             return _evened(rows)
         return rows
 
@@ -173,7 +174,12 @@ def neighbours(
 
 
 def share_out(
-    snapshot: Snapshot, pool: Pool, parties: Sequence[Party], layouts: Mapping[int, GpuLayout]
+    snapshot: Snapshot,
+    pool: Pool,
+    parties: Sequence[Party],
+    layouts: Mapping[int, GpuLayout],
+    *,
+    even: bool = True,
 ) -> tuple[Shared, Left]:
     """Cores and memory for all parties on their given GPUs, in the order of ``parties``.
 
@@ -182,8 +188,9 @@ def share_out(
     Each job in turn gets what it wants; if that is not left, its floor, for which jobs above
     theirs give up as much as is needed. At last, what is left goes to those that want more, in
     the same order; nobody gets more than it wants. Cores and memory are shared independently.
+    ``even`` leaves out the cores that unlike parts of a split job have no use for.
     """
-    claims = Claims(snapshot, pool)
+    claims = Claims(snapshot, pool, even=even)
     books = _Books(pool)
     asked: list[tuple[Party, list[Row]]] = []
     for party in parties:
