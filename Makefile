@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FRAMEWORKS := $(VENV)/.frameworks
 # Most tests wait for Slurm: more of them than cores may run at once.
-PYTEST_WORKERS ?= 3
+PYTEST_WORKERS ?= 4
 export PREFIX DESTDIR SYSCONFDIR UNITDIR PIP_OPTIONS BASEPYTHON
 
 .PHONY: help demo test check audit unit slurm-tests faults bench slurm venv man install deb uninstall proto clean

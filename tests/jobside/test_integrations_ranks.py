@@ -61,8 +61,10 @@ def run(forks: Forks, place: Path, words: Words, number: int) -> int:
         assert status == (85 if number == 0 else 0), err
     reports = [board.read_report() for board in boards]
     assert {report.checkpoint_done for report in reports} == {number == 0}
-    assert len({report.step for report in reports}) == 1
-    return reports[0].step
+    # At a normal end nothing waits for the other rank: one's last report may be a step older.
+    steps = [report.step for report in reports]
+    assert max(steps) - min(steps) <= (0 if number == 0 else 1)
+    return max(steps)
 
 
 def lines(place: Path, rank: int) -> list[dict[str, Any]]:

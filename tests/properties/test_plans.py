@@ -44,7 +44,7 @@ def test_only_the_baselines_that_the_specification_allows_leave_jobs_out() -> No
 
 
 @every_pair
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(snapshot=snapshots())
 def test_every_plan_keeps_the_promises(policy: str, mechanism: str, snapshot: Snapshot) -> None:
     plan = decide(snapshot, POLICIES[policy], MECHANISMS[mechanism])
@@ -52,7 +52,7 @@ def test_every_plan_keeps_the_promises(policy: str, mechanism: str, snapshot: Sn
 
 
 @every_full_pair
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(snapshot=snapshots())
 def test_exactly_the_granted_jobs_are_placed(
     policy: str, mechanism: str, snapshot: Snapshot
@@ -105,7 +105,7 @@ def test_the_plan_does_not_depend_on_the_order_of_mappings_or_on_earlier_calls(
 
 
 @every_full_pair
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(snapshot=snapshots())
 def test_no_single_gpu_job_waits_beside_a_gpu_that_it_could_use(
     policy: str, mechanism: str, snapshot: Snapshot
@@ -116,7 +116,7 @@ def test_no_single_gpu_job_waits_beside_a_gpu_that_it_could_use(
 
 
 @every_pair
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(snapshot=snapshots())
 def test_actions_never_promise_the_same_gpu_core_or_memory_twice(
     policy: str, mechanism: str, snapshot: Snapshot

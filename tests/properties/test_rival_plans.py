@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from builders import Harness, quiet
-from hypothesis import assume, event, given, settings
+from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 from promises import check_actions, check_all_placed, check_idle_gpus, shuffled
 from strategies import RIVALS, SHORT_POLLUX, jobs, nodes, profiles, snapshots
@@ -121,7 +121,7 @@ def test_within_a_quantum_nothing_is_stopped_and_the_cluster_comes_to_rest(
 
 
 @pytest.mark.parametrize("policy", QUANTISED)
-@settings(max_examples=10)
+@settings(max_examples=8, suppress_health_check=[HealthCheck.filter_too_much])
 @given(data=st.data(), pool=nodes())
 def test_where_everybody_fits_renewals_move_nobody(
     policy: str, data: st.DataObject, pool: list[Node]
@@ -129,7 +129,7 @@ def test_where_everybody_fits_renewals_move_nobody(
     """On one GPU type; of two types, jobs take turns on the faster one."""
     only = [replace(one, gpu_type="v100") for one in pool]
     harness = Served(only, policy, Enforcement.SHARED)
-    harness.fill(data, most=4)
+    harness.fill(data, most=3)
     harness.at(3 * QUANTUM_S)
     assume(len(harness.running()) == len(harness.cluster.jobs))
     assert all(quiet(harness.at(quantum * QUANTUM_S)) for quantum in range(4, 8))
