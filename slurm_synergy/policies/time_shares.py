@@ -7,6 +7,7 @@ behind its share (algorithms D.2). GPUs and batch size of every job are as its u
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
@@ -69,7 +70,7 @@ class Shares:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedTime:
+class SharedTime(ABC):
     """A policy whose ``shares`` of time are made real round by round.
 
     ``quantum_s`` is how long what was granted is kept at least, in seconds. ``fills`` tells whether
@@ -104,9 +105,9 @@ class SharedTime:
         found = round_.decision(self.shares)
         return replace(found, solver={**found.solver, "parameters": self.parameters})
 
+    @abstractmethod
     def shares(self, demand: Demand) -> Shares:
         """What each job of ``demand`` should have: the policy's rule."""
-        raise NotImplementedError
 
 
 class _Round:
