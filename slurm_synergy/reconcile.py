@@ -6,7 +6,7 @@ GPUs are free. Nothing here promises the same core, GPU or MiB twice at any mome
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import cast
@@ -62,6 +62,11 @@ def reconcile(snapshot: Snapshot, plan: Plan, free: Mapping[str, Resources]) -> 
     that give up cores, starts, resizes that take cores, renewals, holds. A job that is held by us
     already gets a Hold only with the reason why it cannot start yet.
     """
+    if not standing(snapshot).holding and snapshot.enforcement is Enforcement.SHARED:
+        starts = _starts_at_once(snapshot, plan, free)
+        if starts is not None:
+            placed = set(map(_ID, starts))
+            return Reconciled(actions=(*sorted(starts, key=_ID), *_holds(snapshot, placed)))
     run = _Round(snapshot, plan, free)
     for status in standing(snapshot).holding:
         if status.phase is JobPhase.RUNNING:
@@ -73,6 +78,33 @@ def reconcile(snapshot: Snapshot, plan: Plan, free: Mapping[str, Resources]) -> 
         run.settle_pending_jobs()
     run.grow()
     return run.result()
+
+
+def _holds(snapshot: Snapshot, placed: Container[int]) -> list[Hold]:
+    """For those that are not ``placed``, hold nothing, and are not shown as held by us."""
+    return [
+        Hold(job_id=status.job.job_id)
+        for status in standing(snapshot).pending
+        if not status.held_by_us and status.job.job_id not in placed
+    ]
+
+
+def _starts_at_once(
+    snapshot: Snapshot, plan: Plan, free: Mapping[str, Resources]
+) -> list[Start] | None:
+    """All that the plan places, where nobody holds anything and there is enough for all.
+
+    Then each finds what it needs, whatever the order. None where there is not.
+    """
+    placed = plan.placements
+    for name, (gpus, cpus, mem_mib) in Totals.of_snapshot(snapshot).by_node(placed).items():
+        there = free.get(name)
+        if there is None or gpus > there.gpus or mem_mib > there.mem_mib:
+            return None
+        node = snapshot.node(name)
+        if cpus > (node.capacity if node.capacity.gpus else node.total).cpus:
+            return None
+    return _Starts.of_snapshot(snapshot).of(placed)
 
 
 class _Starts:
@@ -109,7 +141,6 @@ class _Round:
 
     def __init__(self, snapshot: Snapshot, plan: Plan, free: Mapping[str, Resources]) -> None:
         self._snapshot = snapshot
-        self._planned = plan.placements
         self._plan = {placement.job_id: placement for placement in plan.placements}
         self._waiting = plan.waiting
         self._shares_cores = snapshot.enforcement is Enforcement.SHARED
@@ -213,34 +244,12 @@ class _Round:
             name: [free.gpus, free.cpus, free.mem_mib] for name, free in self._observed_free.items()
         }
         self._starts, self._deferred = [], {}
-        self._holds = [
-            Hold(job_id=status.job.job_id)
-            for status in self._jobs.pending
-            if not status.held_by_us and status.job.job_id not in self._plan
-        ]
+        self._holds = _holds(self._snapshot, self._plan)
         self._book_cores()
-        if self._all_is_free():
-            self._starts = _Starts.of_snapshot(self._snapshot).of(self._planned)
-            return
         for job_id, planned in self._plan.items():
             status = self._statuses[job_id]
             if status.lease is None and not self._start_if_free(planned):
                 self._settle_planned(status, planned)
-
-    def _all_is_free(self) -> bool:
-        """Whether nobody holds anything, and there is enough for all that the plan places.
-
-        Then each finds what it needs, whatever the order.
-        """
-        if self._jobs.holding or not self._shares_cores:
-            return False
-        for name, (gpus, cpus, mem_mib) in (
-            Totals.of_snapshot(self._snapshot).by_node(self._planned).items()
-        ):
-            free = self._free.get(name, _NOTHING)
-            if gpus > free[0] or mem_mib > free[2] or cpus > self._cores.get(name, 0):
-                return False
-        return True
 
     def _start_if_free(self, planned: Placement) -> bool:
         """Start a job if all that it shall have is free; whether it was."""

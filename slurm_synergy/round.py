@@ -14,6 +14,7 @@ from slurm_synergy.cluster import (
     Cluster,
     Foresight,
     Hold,
+    News,
     Observation,
     ObservedJob,
     Outcome,
@@ -62,6 +63,7 @@ _FORGOTTEN_AT_LEAST = 1000
 _PENDING = JobPhase.PENDING
 # Of a job that holds nothing; with its defaults there is nothing to check.
 _PENDING_STATUS = maker(JobStatus, checked=False)
+_SNAPSHOT = maker(Snapshot, checked=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +100,15 @@ class Known:
     and records that show an unchanged job by the same objects gain from it.
     """
 
-    __slots__ = ("_began_after_s", "_made", "_number", "_open", "_statuses", "snapshot")
+    __slots__ = (
+        "_began_after_s",
+        "_made",
+        "_number",
+        "_open",
+        "_standing",
+        "_statuses",
+        "snapshot",
+    )
 
     def __init__(self, began_after_s: float | None = None) -> None:
         self._began_after_s = began_after_s
@@ -110,6 +120,7 @@ class Known:
         self._statuses: dict[int, JobStatus] = {}
         self._number: int | None = None
         self._open: dict[int, ObservedJob] = {}
+        self._standing: Standing | None = None
 
     @property
     def previous_s(self) -> float | None:
@@ -119,14 +130,38 @@ class Known:
         """
         return self._began_after_s if self.snapshot is None else self.snapshot.now_s
 
-    def statuses(
+    def standing(
+        self,
+        observation: Observation,
+        records: Mapping[int, Record],
+        profile_of: Callable[[str], Profile | None],
+        now_s: float,
+    ) -> Standing:
+        """The status of each job, ascending by id, and what of them is new."""
+        news, before = observation.news, self._standing
+        goes_on = news is not None and self._goes_on(news)
+        still_open = self._open.keys()
+        statuses = dict(self._make(observation, records, profile_of, now_s))
+        if before is None or news is None or not goes_on:
+            self._standing = Standing(statuses)
+        else:
+            renewed = still_open | news.changed.keys() if still_open else news.changed.keys()
+            gone = frozenset(news.gone)
+            self._standing = before.after(statuses, frozenset(renewed - gone), gone)
+        return self._standing
+
+    def _goes_on(self, news: News) -> bool:
+        """Whether ``news`` are what is new since the last round."""
+        return self._number is not None and news.number == self._number + 1
+
+    def _make(
         self,
         observation: Observation,
         records: Mapping[int, Record],
         profile_of: Callable[[str], Profile | None],
         now_s: float,
     ) -> Mapping[int, JobStatus]:
-        """The status of each job, ascending by id."""
+        """All statuses, those that may have changed made anew."""
         todo, found = self._unsettled(observation)
         last, is_sorted = next(reversed(found), -1), True
         is_silent = observation.news is None
@@ -189,9 +224,10 @@ class Known:
         self, observation: Observation
     ) -> tuple[Collection[ObservedJob], dict[int, JobStatus]]:
         """The jobs to look at, and the statuses of the others."""
-        news, still_open, number = observation.news, self._open, self._number
+        news, still_open = observation.news, self._open
+        goes_on = news is not None and self._goes_on(news)
         self._open, self._number = {}, None
-        if news is None or number is None or news.number != number + 1:
+        if news is None or not goes_on:
             return sorted(observation.jobs, key=_SEEN_ID), {}
         found = self._statuses
         for job_id in news.gone:
@@ -229,18 +265,22 @@ def build_snapshot(
     ``previous_s`` is as in the snapshot. Raises ModelError when the observation contradicts itself.
     """
     known = known or Known()
-    statuses = known.statuses(observation, records, profile_of, now_s)
-    snapshot = Snapshot(
+    jobs = known.standing(observation, records, profile_of, now_s)
+    nodes = tuple(sorted(observation.nodes, key=_NAME))
+    before = known.snapshot
+    # Jobs are distinct and in order as they come, and nodes that were checked before need not be.
+    make = Snapshot if before is None or nodes != before.nodes else _SNAPSHOT
+    snapshot = make(
         round=round_number,
         now_s=now_s,
         round_s=round_s,
-        nodes=tuple(sorted(observation.nodes, key=_NAME)),
-        jobs=tuple(statuses.values()),
+        nodes=nodes,
+        jobs=tuple(jobs.by_id.values()),
         enforcement=observation.enforcement,
         draining=draining,
         previous_s=previous_s,
     )
-    snapshot.derived[Standing] = Standing(dict(statuses))
+    snapshot.derived[Standing] = jobs
     known.finish(snapshot)
     return snapshot
 

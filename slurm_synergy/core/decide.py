@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from slurm_synergy.core.elastic import as_placed, objection
+from slurm_synergy.core.fitting import fitted
 from slurm_synergy.core.model import (
     Decision,
     Job,
@@ -22,11 +23,11 @@ from slurm_synergy.core.model import (
 )
 from slurm_synergy.core.pipeline import job_rate, min_mem_mib, proportional_share
 from slurm_synergy.core.resources import Resources
-from slurm_synergy.core.snapshot import held, is_pinned, standing
+from slurm_synergy.core.snapshot import Stamp, Standing, held, is_pinned, standing
 from slurm_synergy.core.totals import Totals
 from slurm_synergy.errors import PlanError
 
-__all__ = ["Mechanism", "Policy", "begun", "check_plan", "decide", "uncollected"]
+__all__ = ["Mechanism", "Policy", "begun", "check_plan", "decide", "reads_progress", "uncollected"]
 
 # Rates are products and quotients of floats; equal shares may differ in the last digits.
 _RATE_TOLERANCE = 1e-9
@@ -73,6 +74,15 @@ def begun(policy: Policy) -> Policy:
     return policy if begin is None else begin()
 
 
+def reads_progress(policy: Policy, mechanism: Mechanism) -> bool:
+    """Whether a decision depends on what jobs have done and had so far.
+
+    So on ``done_samples``, ``attained_service_gpu_s``, ``held_s`` or ``restarts`` of jobs that hold
+    nothing. One that does not says so by an attribute ``reads_progress`` that is false.
+    """
+    return any(getattr(one, "reads_progress", True) for one in (policy, mechanism))
+
+
 def decide(snapshot: Snapshot, policy: Policy, mechanism: Mechanism) -> Plan:
     """The plan of this round: the same for the same snapshot, whoever asks and when."""
     with uncollected():
@@ -82,6 +92,8 @@ def decide(snapshot: Snapshot, policy: Policy, mechanism: Mechanism) -> Plan:
 def _decide(snapshot: Snapshot, policy: Policy, mechanism: Mechanism) -> Plan:
     decision = policy.choose(snapshot)
     layout = mechanism.place(snapshot, decision)
+    if decision.hopes:
+        layout = fitted(snapshot, layout)
     waiting = {**decision.waiting, **layout.unplaced} if layout.unplaced else decision.waiting
     ids = sorted(waiting)
     if ids != list(waiting):
@@ -131,7 +143,7 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     for placement in plan.placements if pinned else ():
         if placement.job_id in pinned:
             _check_stays(jobs.by_id[placement.job_id], placement)
-    for status, placement in checked.new(jobs.by_id, plan.placements):
+    for status, placement in checked.new(jobs, plan.placements):
         if placement.job_id in pinned:
             continue
         why_not = objection(status, placement)
@@ -143,6 +155,8 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
         _check_shape(there, placement, checked.nodes)
         _check_floor(there, placement, checked)
         checked.keep(status, placement)
+    if not pinned:
+        checked.found_good(jobs, plan.placements)
     _check_capacity(snapshot, plan, pinned)
     for job_id in sorted(pinned):
         if job_id in plan.waiting:
@@ -156,7 +170,7 @@ class _Checked:
     long as these are the very same.
     """
 
-    __slots__ = ("_floors", "nodes", "placements")
+    __slots__ = ("_floors", "_last", "_stamp", "nodes", "placements")
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.nodes = {node.name: node for node in snapshot.nodes}
@@ -164,6 +178,9 @@ class _Checked:
         # the profile for which it is good.
         self.placements: dict[int, tuple[Job, Profile, Placement]] = {}
         self._floors: dict[object, tuple[Profile, Resources, float | None]] = {}
+        # The jobs of the last plan of which every placement was looked at, and the ids of these.
+        self._stamp: Stamp | None = None
+        self._last: set[int] = set()
 
     @classmethod
     def of_snapshot(cls, snapshot: Snapshot) -> _Checked:
@@ -173,21 +190,34 @@ class _Checked:
             found = snapshot.of_nodes[cls] = cls(snapshot)
         if len(found.placements) > 2 * len(snapshot.jobs) + _FORGOTTEN_AT_LEAST:
             found.placements.clear()
+            found._stamp = None
         if len(found._floors) > _MOST_FLOORS:
             found._floors.clear()
         return found
 
     def new(
-        self, statuses: Mapping[int, JobStatus], placements: Sequence[Placement]
+        self, jobs: Standing, placements: Sequence[Placement]
     ) -> list[tuple[JobStatus, Placement]]:
         """Those of ``placements`` that were not found good before, with the job of each."""
-        placed = [statuses[placement.job_id] for placement in placements]
-        known = map(self.placements.get, map(id, placements))
+        changes, statuses, suspects = jobs.changes, jobs.by_id, placements
+        if changes is not None and changes.earlier is self._stamp:
+            by_key = dict(zip(map(id, placements), placements, strict=True))
+            suspects = [one for key, one in by_key.items() if key not in self._last]
+            if changes.renewed:
+                suspects += [one for one in placements if one.job_id in changes.renewed]
         return [
-            (status, placement)
-            for status, placement, good in zip(placed, placements, known, strict=True)
-            if good is None or good[0] is not status.job or good[1] is not status.profile
+            (statuses[placement.job_id], placement)
+            for placement in suspects
+            if not self._is_good(statuses[placement.job_id], placement)
         ]
+
+    def _is_good(self, status: JobStatus, placement: Placement) -> bool:
+        good = self.placements.get(id(placement))
+        return good is not None and good[0] is status.job and good[1] is status.profile
+
+    def found_good(self, jobs: Standing, placements: Sequence[Placement]) -> None:
+        """All these placements were found good, or kept from then."""
+        self._stamp, self._last = jobs.stamp, set(map(id, placements))
 
     def keep(self, status: JobStatus, placement: Placement) -> None:
         """Remember that ``placement`` was found good."""

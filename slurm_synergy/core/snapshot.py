@@ -6,11 +6,14 @@ their cores and memory as well.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
+from dataclasses import dataclass
 
 from slurm_synergy.core.model import JobPhase, JobStatus, Placement, Snapshot
 
 __all__ = [
+    "Changes",
+    "Stamp",
     "Standing",
     "held",
     "inherit",
@@ -22,19 +25,51 @@ __all__ = [
 ]
 
 
+class Stamp:
+    """Names one ``Standing``; it is nothing but itself."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """How jobs differ from those of an ``earlier`` standing.
+
+    ``renewed`` are the ids of those that are new or have another status, ``gone`` of those that are
+    no longer there. All others have the very same status.
+    """
+
+    earlier: Stamp
+    renewed: Collection[int]
+    gone: Collection[int]
+
+
 class Standing:
     """The jobs of a snapshot by what they hold; all ascending by id.
 
-    ``pending`` are those that hold nothing, ``holding`` the others, ``by_id`` both.
+    ``pending`` are those that hold nothing, ``holding`` the others, ``by_id`` both. ``changes``
+    tells what is not as it was a round ago, where that is known.
     """
 
-    __slots__ = ("by_id", "holding", "pending")
+    __slots__ = ("by_id", "changes", "holding", "pending", "stamp")
 
-    def __init__(self, by_id: Mapping[int, JobStatus]) -> None:
+    def __init__(
+        self, by_id: Mapping[int, JobStatus], changes: Changes | None = None, idle: bool = False
+    ) -> None:
+        """``idle`` tells that no job holds anything."""
         self.by_id = by_id
+        self.stamp = Stamp()
+        self.changes = changes
         jobs = list(by_id.values())
-        self.holding = [status for status in jobs if status.lease is not None]
+        self.holding = [] if idle else [status for status in jobs if status.lease is not None]
         self.pending = [one for one in jobs if one.lease is None] if self.holding else jobs
+
+    def after(
+        self, by_id: Mapping[int, JobStatus], renewed: Collection[int], gone: Collection[int]
+    ) -> Standing:
+        """The jobs as they are a round later: all but ``renewed`` and ``gone`` are as here."""
+        idle = not self.holding and all([by_id[job_id].lease is None for job_id in renewed])  # noqa: C419 - quicker
+        return Standing(by_id, Changes(earlier=self.stamp, renewed=renewed, gone=gone), idle)
 
 
 def standing(snapshot: Snapshot) -> Standing:

@@ -12,5 +12,5 @@ def _key(snapshot: Snapshot) -> Rank:
     return ARRIVAL
 
 
-FIFO = QueuePolicy(name="fifo", key=_key)
+FIFO = QueuePolicy(name="fifo", key=_key, reads_progress=False)
 """Jobs in the order of their submission."""

@@ -21,8 +21,6 @@ from slurm_synergy.simulator.world import World
 __all__ = ["Costs", "Running", "SimulatedCluster", "SimulatedRecords", "VirtualClock", "World"]
 
 _OUTCOME = maker(Outcome)
-# The actions that make a lease; a union would be made anew at each question.
-_LEASED = (Start, Resize)
 _MOST_OUTCOMES = 10_000
 
 
@@ -118,14 +116,7 @@ class SimulatedRecords:
 
     def commit(self, round_number: int, outcomes: Sequence[Outcome], snapshot: Snapshot) -> None:
         """Keep leases granted, changed and about to end."""
-        jobs, now_s = self._world.jobs, snapshot.now_s
-        for action in [outcome.action for outcome in outcomes if outcome.done]:
-            if isinstance(action, _LEASED):
-                one = jobs[action.job_id]
-                one.generation += 1
-                one.granted_s, one.stopping = now_s, None
-            elif isinstance(action, Stop):
-                jobs[action.job_id].stopping = action.reason
+        self._world.grant(outcome.action for outcome in outcomes if outcome.done)
 
     def journal(
         self,

@@ -19,13 +19,12 @@ from __future__ import annotations
 import gc
 import heapq
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import cast
 
 from slurm_synergy.cluster import Hold, Renew
-from slurm_synergy.core.decide import Mechanism, Policy, begun, uncollected
+from slurm_synergy.core.decide import Mechanism, Policy, begun, reads_progress, uncollected
 from slurm_synergy.core.model import Node
 from slurm_synergy.errors import ModelError
 from slurm_synergy.round import Known, RoundResult, run_round
@@ -37,6 +36,7 @@ from slurm_synergy.simulator.cluster import (
     VirtualClock,
     World,
 )
+from slurm_synergy.simulator.in_step import InStep
 from slurm_synergy.simulator.truth import SimulatedJob, whole_iterations
 
 __all__ = ["Moment", "Outline", "Played", "Reordering", "play", "play_rounds"]
@@ -103,14 +103,14 @@ class Played:
 class _Player:
     """What both ways of playing share: arrivals, rounds, and the end."""
 
-    def __init__(self, outline: Outline) -> None:
+    def __init__(self, outline: Outline, world: World) -> None:
         self.outline = outline
         arrivals = sorted(outline.jobs, key=lambda one: (one.job.submitted_s, one.job.job_id))
         if not arrivals:
             raise ModelError("there is no job to simulate")
         self._arrivals = arrivals
         self._next = 0
-        self.world = World(nodes=outline.nodes, costs=outline.costs)
+        self.world = world
         self.world.now_s = arrivals[0].job.submitted_s
         self.played = Played(world=self.world, began_s=self.world.now_s)
         self._seam = (
@@ -171,6 +171,7 @@ class _Player:
             *self._seam, self._policy, outline.mechanism, outline.round_s, known=self._known
         )
         self.played.round_ms.append((outline.stopwatch() - began_s) * 1e3)
+        self.world.settle()
         usage, jobs = self.world.usage, self.world.jobs
         self.played.moments.append(
             Moment(
@@ -201,7 +202,7 @@ class _Player:
 def play(outline: Outline) -> Played:
     """Play ``outline`` exactly. Raises ModelError when jobs can never end."""
     with uncollected():
-        return _play(_Player(outline))
+        return _play(_Player(outline, World(nodes=outline.nodes, costs=outline.costs)))
 
 
 def _play(player: _Player) -> Played:
@@ -282,81 +283,60 @@ class _Timetable:
 
 def play_rounds(outline: Outline) -> Played:
     """Play ``outline`` as the reference simulator does. Raises ModelError when jobs cannot end."""
+    world = InStep(
+        nodes=outline.nodes,
+        costs=outline.costs,
+        tells_progress=reads_progress(outline.policy, outline.mechanism),
+    )
     with uncollected():
-        return _play_rounds(_Player(outline))
+        return _play_rounds(_Player(outline, world), world)
 
 
-def _play_rounds(player: _Player) -> Played:
-    outline, world = player.outline, player.world
+def _play_rounds(player: _Player, world: InStep) -> Played:
+    outline = player.outline
     world.advance(world.now_s + outline.event_delay_s)
-    held: list[Running] = []
     known: dict[tuple[float, float], float] = {}
     while True:
         player.admit()
         player.round()
         world.changed.clear()
-        for one in held:
-            if one.placement is None:
-                one.last = None  # whoever waits and comes back restarts
-        held = list(world.held.values())
-        gains = _gains(held, outline.round_s, known)
-        count = _rounds_until_news(player, held, gains)
+        for one in world.begun():
+            world.count_from_now(one, _gain(one, outline.round_s, known))
+        count = _rounds_until_news(player, world)
         for _ in range(count - 1):
             world.advance(world.now_s + outline.round_s)
             player.admit()
         world.advance(world.now_s + outline.round_s)
-        _end_round(world, held, gains, count)
+        world.end_round(count)
         if player.is_over():
+            world.rest()
             return player.played
 
 
-def _gains(
-    held: Sequence[Running], round_s: float, known: dict[tuple[float, float], float]
-) -> list[float]:
-    """Samples of a round of each job; ``known`` has those of rates and iterations seen before."""
-    keys = [(one.rate, one.spec.iteration_samples) for one in held]
-    found = list(map(known.get, keys))
-    for at, gain in enumerate(found):
-        if gain is None:
-            found[at] = known[keys[at]] = _gain(held[at], round_s)
-    return cast(list[float], found)
+def _gain(one: Running, round_s: float, known: dict[tuple[float, float], float]) -> float:
+    """Samples of a round; ``known`` has those of rates and iterations seen before."""
+    key = (one.rate, one.spec.iteration_samples)
+    if key not in known:
+        gain = known[key] = whole_iterations(one.spec, one.rate, round_s)
+        if gain <= 0:
+            raise ModelError(
+                f"job {one.job_id} does not finish an iteration in a round of {round_s:g} s; use "
+                "longer rounds or exact semantics"
+            )
+    return known[key]
 
 
-def _gain(one: Running, round_s: float) -> float:
-    gain = whole_iterations(one.spec, one.rate, round_s)
-    if gain <= 0:
-        raise ModelError(
-            f"job {one.job_id} does not finish an iteration in a round of {round_s:g} s; use "
-            "longer rounds or exact semantics"
-        )
-    return gain
-
-
-def _rounds_until_news(player: _Player, held: Sequence[Running], gains: Sequence[float]) -> int:
+def _rounds_until_news(player: _Player, world: InStep) -> int:
     """How many rounds the plan can be kept: until a job ends, or arrives and matters."""
     if player.time_matters():
         return 1
-    now_s, round_s = player.world.now_s, player.outline.round_s
     counts = []
-    if held:
-        pairs = zip(held, gains, strict=True)
-        least = min([(one.spec.samples - one.done) / gain for one, gain in pairs])
-        counts.append(max(1, math.ceil(least - 1e-9)))
+    if world.held:
+        counts.append(max(1, math.ceil(world.rounds_left() - 1e-9)))
     arrival_s = player.next_arrival_s()
     if arrival_s < math.inf and player.arrivals_matter():
-        counts.append(max(1, math.ceil((arrival_s - now_s) / round_s)))
+        span_s = arrival_s - world.now_s
+        counts.append(max(1, math.ceil(span_s / player.outline.round_s)))
     if not counts:
         raise player.stuck()
     return min(counts)
-
-
-def _end_round(world: World, held: Sequence[Running], gains: Sequence[float], count: int) -> None:
-    """Credit ``count`` rounds of progress and end all leases."""
-    now_s = world.now_s
-    for one, gain in zip(held, gains, strict=True):
-        done, one.since_s = one.done + count * gain, now_s
-        if done >= one.spec.samples * (1 - 1e-12):
-            world.complete(one)
-        else:
-            one.done = done
-    world.end_leases()

@@ -5,14 +5,13 @@ Like Slurm under the sharing of cores, it sets memory aside as granted at a job'
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slurm_synergy.cluster import News, ObservedJob, Record, Start
+from slurm_synergy.cluster import Action, News, ObservedJob, Record, Resize, Start, Stop
 from slurm_synergy.core.model import JobPhase, Lease, Node, Placement
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.totals import Totals
-from slurm_synergy.core.values import maker
 from slurm_synergy.errors import ClusterError
 from slurm_synergy.simulator.floors import Floors
 from slurm_synergy.simulator.running import Costs, Running
@@ -20,7 +19,8 @@ from slurm_synergy.simulator.truth import SimulatedJob, true_rate
 
 __all__ = ["Usage", "World"]
 
-_RECORD = maker(Record)
+# The actions that make a lease; a union would be made anew at each question.
+_LEASED = (Start, Resize)
 
 
 @dataclass(slots=True)
@@ -217,45 +217,18 @@ class World:
         one.generation = 0
         self._stale[one.job_id] = one
 
-    def end_leases(self) -> None:
-        """``end_lease`` of all jobs, which leaves the pool empty."""
-        now_s = self.now_s
-        seen, changed, records = self._seen, self._changed, self._records
-        for job_id, one in self.held.items():
-            if now_s > one.since_s:
-                one.progress(now_s)
-            placement = one.placement
-            assert placement is not None
-            shares, kind, before = placement.shares, placement.gpu_type, one.held_by_type_s
-            span_s = now_s - one.held_since_s  # from here as let_go
-            one.gpu_s += span_s * (shares[0][1].gpus if len(shares) == 1 else placement.gpus)
-            one.held_s += span_s
-            spent_s = before.get(kind, 0.0) + now_s - one.held_since_s
-            one.held_by_type_s = {**before, kind: spent_s}
-            one.placement, one.granted, one.rate = None, (), 0.0
-            one.lease = one.stopping = one.stopping_until_s = None
-            one.generation = 0
-            one.version += 1
-            view = one.waiting  # from here as in seen()
-            if view is None or view.restarts != one.restarts:
-                view = self._view(one)
-            seen[job_id] = changed[job_id] = view
-            records[job_id] = _RECORD(
-                job_id=job_id,
-                done_samples=one.done,
-                attained_service_gpu_s=one.gpu_s,
-                profile=one.spec.belief if one.learning is None else one.belief,
-                held_s=one.held_by_type_s,
-            )
-        self.held.clear()
-        self._begun.clear()
-        self._empty()
+    def grant(self, actions: Iterable[Action]) -> None:
+        """Remember leases granted and changed by ``actions``, and those about to end."""
+        for action in actions:
+            if isinstance(action, _LEASED):
+                one = self.jobs[action.job_id]
+                one.generation += 1
+                one.granted_s, one.stopping = self.now_s, None
+            elif isinstance(action, Stop):
+                self.jobs[action.job_id].stopping = action.reason
 
-    def _empty(self) -> None:
-        usage = self.usage
-        usage.gpus = usage.cpus = usage.mem_mib = 0
-        for node in self.nodes:
-            self._free[node.name] = [node.capacity.gpus, node.capacity.mem_mib]
+    def settle(self) -> None:
+        """A round of the controller is over."""
 
     def complete(self, one: Running) -> None:
         """The job has done all its work."""
@@ -337,6 +310,9 @@ class World:
                 gpu_type=one.placement.gpu_type,
                 allocated=one.granted,
             )
+        return self._waiting(one)
+
+    def _waiting(self, one: Running) -> ObservedJob:
         view = one.waiting
         if view is None or view.restarts != one.restarts:
             view = one.waiting = ObservedJob(

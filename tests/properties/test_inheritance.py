@@ -10,12 +10,13 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from strategies import RIVALS, snapshots
 
-from slurm_synergy.core.decide import check_plan, decide
+from slurm_synergy.core.decide import check_plan, decide, reads_progress
 from slurm_synergy.core.model import JobPhase, JobStatus, Snapshot
 from slurm_synergy.core.packing import Requests, pack_gpus
 from slurm_synergy.core.snapshot import inherit
 from slurm_synergy.mechanisms import MECHANISMS
 from slurm_synergy.policies import POLICIES
+from slurm_synergy.reconcile import reconcile
 from slurm_synergy.round import Known, build_snapshot
 from slurm_synergy.simulator.cluster import Costs, SimulatedCluster, SimulatedRecords, World
 from slurm_synergy.simulator.generate import generate
@@ -117,6 +118,88 @@ def test_statuses_that_are_taken_over_are_those_that_would_be_made(
             for taken in (known, None)
         ]
         assert snapshots[0] == snapshots[1]
+
+
+@settings(max_examples=15)
+@given(
+    moves=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 30)), min_size=3, max_size=14),
+    gpus=st.sampled_from(["single", "philly"]),
+    mixed=st.booleans(),
+)
+def test_a_round_that_goes_by_changes_is_the_round_made_anew(
+    moves: list[tuple[int, int]], gpus: str, mixed: bool
+) -> None:
+    """Mostly nobody holds anything: who comes, goes or has got on is all that is new."""
+    nodes = [
+        *make_nodes(name="n", count=2, gpu_type="v100", gpus=4, cpus=12, mem_gib=250),
+        *make_nodes(name="o", count=1, gpu_type="v100", gpus=2, cpus=12, mem_gib=100),
+    ][: 3 if mixed else 2]
+    coming = list(make_workload(generate(f"philly-derived:load=9,jobs=30,gpus={gpus},seed=3", 3),
+                                make_nodes(name="n", count=8, gpu_type="v100", gpus=4, cpus=12,
+                                           mem_gib=250)))  # fmt: skip
+    world, known = World(nodes=tuple(nodes), costs=Costs()), Known()
+    cluster, records = SimulatedCluster(world), SimulatedRecords(world)
+    for kind, which in moves:
+        for _ in range(which % 4 + 1 if kind > 4 else 1):
+            _change(world, coming, 0 if kind > 4 else kind, which)
+        if kind == 4 and world.jobs:
+            world.complete(list(world.jobs.values())[which % len(world.jobs)])
+        observation = cluster.observe()
+        made, anew = [
+            build_snapshot(
+                observation,
+                records.read(),
+                round_number=1,
+                now_s=world.now_s,
+                round_s=300.0,
+                profile_of=records.profile,
+                known=taken,
+            )
+            for taken in (known, None)
+        ]
+        for mechanism in ("proportional", "greedy", "tune"):
+            chosen = POLICIES["fifo"], MECHANISMS[mechanism]
+            plan = decide(made, *chosen)
+            assert plan == decide(anew, *chosen)
+            assert list(plan.waiting) == sorted(plan.waiting)
+            check_plan(made, plan)
+            check_plan(anew, plan)
+            free = observation.free
+            assert reconcile(made, plan, free) == reconcile(anew, plan, free)
+        event(f"somebody holds something: {bool(world.held)}")
+
+
+INDIFFERENT = [pair for pair in PAIRS if not reads_progress(POLICIES[pair[0]], MECHANISMS[pair[1]])]
+
+
+def test_first_in_first_out_does_not_ask_how_far_jobs_are() -> None:
+    assert ("fifo", "proportional") in INDIFFERENT
+    assert {policy for policy, _ in INDIFFERENT} == {"fifo"}
+
+
+@pytest.mark.parametrize(("policy", "mechanism"), INDIFFERENT)
+@settings(max_examples=12)
+@given(snapshot=snapshots(), amounts=st.lists(st.floats(0.0, 1e9), min_size=1, max_size=8))
+def test_who_does_not_read_progress_decides_the_same_whatever_it_is(
+    policy: str, mechanism: str, snapshot: Snapshot, amounts: list[float]
+) -> None:
+    more = itertools.cycle(amounts)
+    idle = [_waiting(status) for status in snapshot.jobs]
+    other = [
+        replace(
+            status,
+            done_samples=next(more),
+            attained_service_gpu_s=next(more),
+            held_s={"v100": next(more)},
+            restarts=int(next(more)),
+        )
+        for status in idle
+    ]
+    plans = [
+        decide(replace(snapshot, jobs=tuple(jobs)), POLICIES[policy], MECHANISMS[mechanism])
+        for jobs in (idle, other)
+    ]
+    assert plans[0] == plans[1]
 
 
 def _change(world: World, coming: list, kind: int, which: int) -> None:  # type: ignore[type-arg]
