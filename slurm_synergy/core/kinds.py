@@ -7,11 +7,12 @@ something fits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from slurm_synergy.core.model import JobStatus, Node, Profile
 from slurm_synergy.core.resources import Resources
 
-__all__ = ["Amounts", "GpuLayout", "Need", "Needs", "Parts", "Pool", "Shape"]
+__all__ = ["Amounts", "GpuLayout", "Need", "Needs", "Parts", "Pool", "Shape", "parts_of"]
 
 GpuLayout = tuple[str, tuple[tuple[str, int], ...]]
 """A GPU type and (node, GPUs) pairs in rank order."""
@@ -28,10 +29,10 @@ Shape = tuple[int, int | None, tuple[str, ...]]
 # Needs outlive a round; users who name their memory to the MiB must not fill ours.
 _MOST_KNOWN = 100_000
 
-# Needs by rule, job and kind of node, which outlive the nodes themselves: these are new objects
-# whenever one of them goes down. The profile is kept so that its id, which is in the key, stays.
-_COMPUTED: dict[tuple[object, ...], tuple[Profile, Amounts]] = {}
-_MOST_COMPUTED = 20_000
+# Needs by rule and kinds of node, which outlive the nodes themselves: these are new objects
+# whenever one of them goes down.
+_SHARED: dict[tuple[object, ...], Needs] = {}
+_MOST_SHARED = 100
 
 
 class Pool:
@@ -44,10 +45,12 @@ class Pool:
     __slots__ = (
         "_breadth",
         "_on_one",
+        "_only_kind",
         "kind_of",
         "kinds",
         "nodes",
         "number",
+        "signature",
         "types",
         "usable_cpus",
         "usable_gpus",
@@ -62,6 +65,7 @@ class Pool:
             known.setdefault((node.gpu_type, node.total, node.fixed_shares), len(known))
             for node in self.nodes
         ]
+        self.signature = tuple(known)
         # One node of each kind stands for all of them.
         self.kinds = [self.nodes[self.kind_of.index(kind)] for kind in range(len(known))]
         # What may be used of each node this round.
@@ -75,6 +79,7 @@ class Pool:
         self.types = tuple((name, tuple(by_type[name])) for name in sorted(by_type))
         self._on_one: dict[tuple[int, int], GpuLayout] = {}
         self._breadth: dict[tuple[str, ...], int] = {(): len(self.types)}
+        self._only_kind: dict[tuple[str, ...], int | None] = {}
 
     def breadth(self, gpu_types: tuple[str, ...]) -> int:
         """How many of the pool's GPU types are among the allowed ones (any when empty)."""
@@ -83,6 +88,16 @@ class Pool:
             found = sum([name in gpu_types for name, _ in self.types])
             self._breadth[gpu_types] = found
         return found
+
+    def only_kind(self, gpu_types: tuple[str, ...]) -> int | None:
+        """The kind of all nodes of the allowed types (any when empty); None if they are unlike."""
+        try:
+            return self._only_kind[gpu_types]
+        except KeyError:
+            kinds = [own for name, own in self.types if not gpu_types or name in gpu_types]
+            one = len(kinds) == 1 and len(kinds[0]) == 1
+            found = self._only_kind[gpu_types] = kinds[0][0] if one else None
+            return found
 
     def on_one(self, number: int, gpus: int) -> GpuLayout:
         """``gpus`` GPUs of one node: the same object whenever asked."""
@@ -94,13 +109,17 @@ class Pool:
 
 
 class Need:
-    """What jobs of one sort need on a kind of node for a number of their GPUs; computed once."""
+    """What jobs of one sort need on a kind of node for a number of their GPUs; computed once.
 
-    __slots__ = ("_compute", "_known")
+    ``kept`` is for whoever computes something that follows from it, under a key of theirs.
+    """
+
+    __slots__ = ("_compute", "_known", "kept")
 
     def __init__(self, compute: Callable[[int, int], Amounts]) -> None:
         self._compute = compute
         self._known: dict[tuple[int, int], Amounts] = {}
+        self.kept: dict[object, Any] = {}
 
     def at(self, kind: int, gpus: int) -> Amounts:
         """GPUs, cores and MiB for ``gpus`` GPUs on a node of ``kind``."""
@@ -127,6 +146,17 @@ class Needs:
         self._by_object: dict[tuple[int, int, int, bool], tuple[Profile, Need]] = {}
         self._by_value: dict[object, Need] = {}
 
+    @classmethod
+    def shared(cls, pool: Pool, rule: Callable[[JobStatus, Node, int], Resources]) -> Needs:
+        """The needs by ``rule`` on nodes of these kinds: the same object whenever asked."""
+        key = (rule, pool.signature)
+        found = _SHARED.get(key)
+        if found is None:
+            if len(_SHARED) >= _MOST_SHARED:
+                _SHARED.clear()
+            found = _SHARED[key] = cls(pool, rule)
+        return found
+
     def of(self, status: JobStatus) -> Need:
         """The need of the job; equal jobs get the same object."""
         job, profile = status.job, status.profile
@@ -138,28 +168,13 @@ class Needs:
             self._by_object.clear()
             self._by_value.clear()
         rates = tuple(sorted(profile.gpu_rate_per_gpu.items()))
-        value = (rates, profile.pipeline, profile.table, *key[1:])
+        belief = (profile.confident, profile.rate_error)
+        value = (rates, profile.pipeline, profile.table, *belief, *key[1:])
         need = self._by_value.get(value)
         if need is None:
-            need = self._by_value[value] = self._shared(status, key)
+            need = self._by_value[value] = self.own(status)
         self._by_object[key] = (profile, need)
         return need
-
-    def _shared(self, status: JobStatus, key: tuple[int, int, int, bool]) -> Need:
-        """As ``own``, of what was computed before if that was for the same and the same node."""
-        compute, rule, kinds = self.own(status).at, self._rule, self._kinds
-
-        def look_up(kind: int, gpus: int) -> Amounts:
-            node = kinds[kind]
-            sort = (rule, key, node.gpu_type, node.total, node.fixed_shares, gpus)
-            found = _COMPUTED.get(sort)
-            if found is None:
-                if len(_COMPUTED) > _MOST_COMPUTED:
-                    _COMPUTED.clear()
-                found = _COMPUTED[sort] = (status.profile, compute(kind, gpus))
-            return found[1]
-
-        return Need(look_up)
 
     def own(self, status: JobStatus) -> Need:
         """A need for this job alone, for rules that tell equal jobs apart."""
@@ -170,3 +185,17 @@ class Needs:
             return share.gpus, share.cpus, share.mem_mib
 
         return Need(compute)
+
+
+def parts_of(pool: Pool, layout: GpuLayout, need: Need) -> Parts:
+    """What ``need`` takes on ``layout``; nodes that left the pool are nobody's concern."""
+    numbers, kinds = pool.number, pool.kind_of
+    if len(layout[1]) == 1:
+        ((name, gpus),) = layout[1]
+        number = numbers.get(name)
+        return [] if number is None else [(number, need.at(kinds[number], gpus))]
+    return [
+        (numbers[name], need.at(kinds[numbers[name]], gpus))
+        for name, gpus in layout[1]
+        if name in numbers
+    ]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_synergy.core.regrouping import pack_around, pack_at_last
-from slurm_synergy.core.request import Request, Step, Trail, parts_of
-from slurm_synergy.core.room import GpuLayout, Need, Parts, Pool, Room, Shape
+from slurm_synergy.core.request import Request, Step, Trail
+from slurm_synergy.core.room import GpuLayout, Need, Pool, Room, Shape, parts_of
 
 __all__ = ["Packer", "pack_gpus"]
 
@@ -73,30 +73,66 @@ class Packer:
         self._count_movable()
         return added
 
-    def fill(self, requests: Iterable[Request]) -> list[Request]:
-        """Add the first of ``requests`` that find a place at once: those that were added.
+    def extend(self, requests: Iterable[Request]) -> list[Request]:
+        """Add the first of ``requests``, as long as each finds a place at once: those added.
 
-        As ``add`` of each, but quicker; none where somebody holds or claims something. The next
-        one may find a place as well.
+        As ``add`` of each, but quicker. The next one may find a place as well, by ``add``.
         """
-        if not self.is_plain or self._anchored is not None:
-            return []
-        asked: list[Request] = []
+        added: list[Request] = []
+        if self._anchored is not None:
+            return added
+        for request in requests:
+            if request.held is not None:
+                if not self._stay(request):
+                    break
+            elif not self._put_new(request):
+                break
+            added.append(request)
+        return added
 
-        def wanted() -> Iterator[tuple[Shape, Need]]:
-            for request in requests:
-                if request.held is not None:
-                    return
-                asked.append(request)
-                yield request.shape, request.need
+    def _stay(self, request: Request) -> bool:
+        """Add a job where it is, unless it may not stay, or somebody is there."""
+        parts = request.held_parts
+        if not (request.pinned or (request.may_stay and self._room.fits(parts))):
+            return False
+        claim = self._claims.pop(request.job_id, None)
+        # What was claimed is taken now: nothing changes for those that avoid claims.
+        if claim is None and self._unclaimed is not None:
+            self._unclaimed.take(parts)
+        if self._anchored is not None:
+            self._anchored.take(parts)
+        self._room.take(parts)
+        assert request.held is not None
+        self.is_plain = False
+        self._added[request.job_id] = request
+        self._layouts[request.job_id] = request.held
+        if self._staying is not None:
+            self._staying.add(request.job_id)
+        return True
 
-        steps = [(one, *put) for one, put in zip(asked, self._room.fill(wanted()), strict=False)]
-        for request, layout, _ in steps:
-            self._added[request.job_id] = request
-            self._layouts[request.job_id] = layout
-        if not self._refused:
-            self.trail += steps
-        return asked[: len(steps)]
+    def _put_new(self, request: Request) -> bool:
+        """Add a job on free GPUs, preferably such as no running job behind this one claims."""
+        avoiding = self._avoiding()
+        if avoiding is None:
+            put = self._room.book(request.shape, request.need)
+        else:
+            put = avoiding.book(request.shape, request.need)
+            if put is not None:
+                self._room.take(put[1])
+            else:
+                put = self._room.book(request.shape, request.need)
+                if put is not None:
+                    avoiding.take(put[1])
+        if put is None:
+            return False
+        layout, parts = put
+        self._added[request.job_id] = request
+        self._layouts[request.job_id] = layout
+        if self._is_mixed:
+            self._note_movable(request, layout)
+        if self.is_plain and not self._refused:
+            self.trail.append((request, layout, parts))
+        return True
 
     def packed_again(self) -> Mapping[int, GpuLayout] | None:
         """``pack_gpus`` of the added jobs, as far as it follows from how they were added.
@@ -153,37 +189,22 @@ class Packer:
 
     def add(self, request: Request) -> bool:
         """Add the request; False, and nothing changed, when it cannot be packed."""
-        claim = self._claims.pop(request.job_id, None)
         if request.held is not None:
+            if self._stay(request):
+                return True
             self.is_plain = False
-        if request.pinned or (request.may_stay and self._room.fits(request.held_parts)):
-            # What was claimed is taken now: nothing changes for those that avoid claims.
-            if claim is None and self._unclaimed is not None:
-                self._unclaimed.take(request.held_parts)
-            if self._anchored is not None:
-                self._anchored.take(request.held_parts)
-            self._room.take(request.held_parts)
-            assert request.held is not None
-            self._added[request.job_id] = request
-            self._layouts[request.job_id] = request.held
-            if self._staying is not None:
-                self._staying.add(request.job_id)
+            claim = self._claims.pop(request.job_id, None)
+            if claim is not None and self._unclaimed is not None:
+                self._unclaimed.give(claim)
+        if self._put_new(request):
             return True
-        if claim is not None and self._unclaimed is not None:
-            self._unclaimed.give(claim)
-        layout = self._elsewhere(request)
-        if layout is None:
-            self._refused = True
-            if self.reachable_gpus(request.shape[2]) < request.shape[0]:
-                return False
-            return self._repack(request)
-        parts = self._put(request, layout)
-        if self.is_plain and not self._refused:
-            self.trail.append((request, layout, parts))
-        return True
+        self._refused = True
+        if self.reachable_gpus(request.shape[2]) < request.shape[0]:
+            return False
+        return self._repack(request)
 
-    def _put(self, request: Request, layout: GpuLayout) -> Parts:
-        """Add the request there; what it takes."""
+    def _put(self, request: Request, layout: GpuLayout) -> None:
+        """Add the request there."""
         parts = parts_of(self._pool, layout, request.need)
         self._room.take(parts)
         if self._unclaimed is not None:
@@ -192,17 +213,19 @@ class Packer:
         self._layouts[request.job_id] = layout
         if self._is_mixed:
             self._note_movable(request, layout)
-        return parts
+
+    def _avoiding(self) -> Room | None:
+        """What neither an added job nor a claim takes; None where nobody claims anything."""
+        if self._unclaimed is None and self._claims:
+            self._unclaimed = self._room.copy()
+            self._unclaimed.take_all(self._claims.values())
+        return self._unclaimed
 
     def _elsewhere(self, request: Request) -> GpuLayout | None:
         """Free GPUs, preferably such as no running job behind this one claims."""
-        if self._unclaimed is None and self._claims:
-            self._unclaimed = self._room.copy()
-            for parts in self._claims.values():
-                self._unclaimed.take(parts)
-        layout = None
-        if self._unclaimed is not None:
-            layout = self._unclaimed.find(request.shape, request.need)
+        avoiding, layout = self._avoiding(), None
+        if avoiding is not None:
+            layout = avoiding.find(request.shape, request.need)
         return layout or self._room.find(request.shape, request.need)
 
     def _repack(self, request: Request) -> bool:

@@ -8,6 +8,7 @@ the mechanism does with the rest. Policies ask whether a set packs, mechanisms w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import cast
 
 from slurm_synergy.core.model import (
@@ -23,10 +24,11 @@ from slurm_synergy.core.model import (
 from slurm_synergy.core.packer import Packer, pack_gpus
 from slurm_synergy.core.pipeline import floor_share
 from slurm_synergy.core.regrouping import largest_first
-from slurm_synergy.core.request import Request, Step, Trail, layout_of, parts_of
+from slurm_synergy.core.request import Request, Step, Trail, layout_of
 from slurm_synergy.core.resources import Resources
-from slurm_synergy.core.room import GpuLayout, Need, Needs, Parts, Pool, Shape
+from slurm_synergy.core.room import GpuLayout, Need, Needs, Parts, Pool, Shape, parts_of
 from slurm_synergy.core.snapshot import held, keeps_all
+from slurm_synergy.core.values import maker
 
 __all__ = [
     "Packer",
@@ -43,8 +45,14 @@ __all__ = [
 Rule = Callable[[JobStatus, Node, int], Resources]
 """What a job needs on a node for a number of its GPUs, in somebody's opinion."""
 
+_Asked = tuple[Shape, Need, int]
+"""Shape, floor and reach."""
+
 _FORGOTTEN_AT_LEAST = 1000
-_MOST_REACHES = 100_000
+_MOST_SORTS = 100_000
+
+_REQUEST = maker(Request)
+_GRANT = maker(Grant)
 
 
 class _Lasting:
@@ -58,6 +66,8 @@ class _Lasting:
             self._usable[kind] += node.capacity.gpus > 0
         # Of jobs that hold nothing, with what they were made from.
         self.requests: dict[int, tuple[Job, Profile, Request]] = {}
+        # What jobs that are alike ask for; the profile is kept so that its id stays its own.
+        self._sorts: dict[tuple[object, ...], tuple[Profile, _Asked]] = {}
         self._reaches: dict[tuple[Shape, Need], int] = {}
         # How the last packing into empty nodes began, in the order of the policy and by size.
         self.trail: Trail = []
@@ -76,14 +86,35 @@ class _Lasting:
     def needs(self, rule: Rule) -> Needs:
         """What jobs need by ``rule``."""
         if rule not in self._needs:
-            self._needs[rule] = Needs(self.pool, rule)
+            self._needs[rule] = Needs.shared(self.pool, rule)
         return self._needs[rule]
+
+    def asked(self, status: JobStatus) -> _Asked:
+        """What a job asks for as the user has it."""
+        job, profile = status.job, status.profile
+        key = (
+            id(profile),
+            job.gpus,
+            job.nodes,
+            job.gpu_types,
+            job.min_mem_mib_per_node,
+            job.tasks_per_node,
+            job.wrapped,
+        )
+        found = self._sorts.get(key)
+        if found is None:
+            if len(self._sorts) > _MOST_SORTS:
+                self._sorts.clear()
+            shape, need = (job.gpus, job.nodes, job.gpu_types), self.needs(floor_share).of(status)
+            asked = shape, need, self.reach(shape, need)
+            found = self._sorts[key] = profile, asked
+        return found[1]
 
     def reach(self, shape: Shape, need: Need) -> int:
         """GPUs that such jobs could take in the empty pool, regardless of how many nodes each."""
         found = self._reaches.get((shape, need))
         if found is None:
-            if len(self._reaches) > _MOST_REACHES:
+            if len(self._reaches) > _MOST_SORTS:
                 self._reaches.clear()
             found = self._reaches[shape, need] = _reach(self.pool, self._usable, shape, need)
         return found
@@ -148,27 +179,39 @@ class Requests:
 
     def of(self, status: JobStatus, configuration: Configuration | None = None) -> Request:
         """The request of a job for ``configuration`` (as the user asked for it when None)."""
-        job = status.job
-        made = self._made.get(job.job_id)
+        made = self._made.get(status.job.job_id)
+        if configuration is None:
+            if made is not None and made.made_of is not None:
+                return made
+            asked = self._lasting.asked(status)
+            if made is not None and made.shape == asked[0]:
+                return made
+            return self._known(status, asked)
         grant = made.grant if made is not None else None
         if made is not None and grant is not None and grant.configuration is configuration:
             return made
-        shape: Shape = (job.gpus, job.nodes, job.gpu_types)
-        if configuration is not None:
-            only = configuration.gpu_type
-            types = (only,) if only else job.gpu_types
-            shape = (configuration.gpus, configuration.nodes, types)
-        if made is None or made.shape != shape:
-            if status.lease is None:
-                kept = self._lasting.requests.get(job.job_id)
-                made = None
-                if kept is not None and kept[0] is job and kept[1] is status.profile:
-                    made = kept[2]
-            if made is None or made.shape != shape:
-                made = self._make(status, shape)
-                if status.lease is None:
-                    self._lasting.requests[job.job_id] = (job, status.profile, made)
-            self._made[job.job_id] = made
+        only = configuration.gpu_type
+        types = (only,) if only else status.job.gpu_types
+        shape = (configuration.gpus, configuration.nodes, types)
+        if made is not None and made.shape == shape:
+            return made
+        need = self._floors.of(status)
+        return self._known(status, (shape, need, self._lasting.reach(shape, need)))
+
+    def _known(self, status: JobStatus, asked: _Asked) -> Request:
+        """The request of a job that asks for that; one that holds nothing may have it already."""
+        job, profile = status.job, status.profile
+        made = None
+        if status.lease is None:
+            kept = self._lasting.requests.get(job.job_id)
+            if kept is not None and kept[0] is job and kept[1] is profile:
+                made = kept[2]
+            if made is None or made.shape != asked[0]:
+                made = self._make(status, asked)
+                self._lasting.requests[job.job_id] = (job, profile, made)
+        else:
+            made = self._make(status, asked)
+        self._made[job.job_id] = made
         return made
 
     def grant(self, granted: Sequence[Request]) -> tuple[Grant, ...]:
@@ -188,21 +231,28 @@ class Requests:
                     gpus, nodes, types = shape
                     only = types[0] if len(types) == 1 else None
                     made[shape] = Configuration(gpus=gpus, nodes=nodes, gpu_type=only)
-                request.grant = Grant(job_id=request.job_id, configuration=made[shape])
+                request.grant = _GRANT(job_id=request.job_id, configuration=made[shape])
 
     def of_grants(self, grants: tuple[Grant, ...]) -> Sequence[Request]:
         """The requests of which ``grants`` are the word; empty if ``grant`` did not make it."""
         return self._granted[1] if self._granted[0] is grants else ()
 
-    def retrace(self, packer: Packer, walk: Iterable[JobStatus]) -> list[Request]:
+    @property
+    def trail(self) -> Trail:
+        """How the last packing of jobs into these nodes began, when they were empty."""
+        return self._lasting.trail
+
+    def retrace(self, packer: Packer, walk: Sequence[JobStatus], alike: int = 0) -> list[Request]:
         """Put the first of ``walk``, all of jobs that hold nothing, where they were put before.
 
         From empty nodes the same jobs in the same order find the same places: as long as an earlier
         packer began with the very same, these need not be looked for. Their requests are as by
-        ``of``.
+        ``of``. The first ``alike`` are known to be the same.
         """
-        count, made = 0, self._made
-        for status, step in zip(walk, self._lasting.trail, strict=False):
+        count, made, trail = alike, self._made, self._lasting.trail
+        for status, step in zip(
+            islice(walk, alike, len(trail)), islice(trail, alike, None), strict=False
+        ):
             request = step[0]
             source = request.made_of
             if (
@@ -216,24 +266,29 @@ class Requests:
             count += 1
         return packer.retrace(count)
 
-    def fill(self, packer: Packer, walk: Iterable[JobStatus]) -> list[Request]:
-        """``Packer.fill`` of the requests of ``walk``, as the users asked for them."""
-        return packer.fill(map(self.of, walk))
+    def extend(
+        self, packer: Packer, walk: Iterable[JobStatus], holding: Mapping[int, Request]
+    ) -> list[Request]:
+        """``Packer.extend`` by the requests of ``walk``; ``holding`` are known by job id."""
+        return packer.extend(holding.get(one.job.job_id) or self.of(one) for one in walk)
 
-    def _make(self, status: JobStatus, shape: Shape) -> Request:
-        need = self._floors.of(status)
+    def of_holding(self, statuses: Iterable[JobStatus]) -> dict[int, Request]:
+        """``of`` by job id, for those of ``statuses`` that hold something that they may keep."""
+        return {one.job.job_id: self.of(one) for one in statuses if held(one) is not None}
+
+    def _make(self, status: JobStatus, asked: _Asked) -> Request:
+        shape, need, reach = asked
         job = status.job
-        reach = self._lasting.reach(shape, need)
         now = held(status)
         if now is None:
-            asked = shape == (job.gpus, job.nodes, job.gpu_types)
-            return Request(
+            as_asked = shape == (job.gpus, job.nodes, job.gpu_types)
+            return _REQUEST(
                 job_id=job.job_id,
                 shape=shape,
                 need=need,
                 held_parts=[],
                 reach=reach,
-                made_of=(job, status.profile) if asked else None,
+                made_of=(job, status.profile) if as_asked else None,
             )
         layout = layout_of(now)
         frozen = keeps_all(status, now, self._usable)
@@ -241,7 +296,7 @@ class Requests:
         parts = (
             self._pinned_parts(need, now, frozen) if pinned else parts_of(self.pool, layout, need)
         )
-        return Request(
+        return _REQUEST(
             job_id=job.job_id,
             shape=shape,
             need=need,

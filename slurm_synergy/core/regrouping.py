@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from operator import le
 
-from slurm_synergy.core.request import Request, Step, Trail, parts_of
+from slurm_synergy.core.request import Request, Step, Trail
 from slurm_synergy.core.room import GpuLayout, Room
 
 __all__ = ["largest_first", "pack_around", "pack_at_last", "retraced"]
@@ -42,27 +42,25 @@ def _try_around(
 ) -> tuple[dict[int, GpuLayout] | None, Request | None]:
     """As ``pack_around``, with ``first`` before the others; and the one that found no place."""
     packed: dict[int, GpuLayout] = {}
-    moving: list[tuple[tuple[int, int, int], int]] = []
-    for rank, request in enumerate(requests):
+    moving: dict[tuple[int, int, int], list[Request]] = {}
+    for request in requests:
         if request.held is not None and stays(request):
             packed[request.job_id] = request.held
         elif request not in first:
-            moving.append((request.size, rank))
-    order = [*first, *[requests[rank] for _, rank in sorted(moving)]]
+            moving.setdefault(request.size, []).append(request)
+    order = [*first, *[request for size in sorted(moving) for request in moving[size]]]
     known = retraced(room, order, trail or ())
     if trail is not None:
         trail[len(known) :] = []
     for request, layout, _ in known:
         packed[request.job_id] = layout
     for request in order[len(known) :]:
-        found = room.find(request.shape, request.need)
-        if found is None:
+        put = room.book(request.shape, request.need)
+        if put is None:
             return None, request
-        parts = parts_of(room.pool, found, request.need)
-        room.take(parts)
-        packed[request.job_id] = found
+        packed[request.job_id] = put[0]
         if trail is not None:
-            trail.append((request, found, parts))
+            trail.append((request, *put))
     return packed, None
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slurm_synergy.core.model import Grant, Job, Placement, Profile
-from slurm_synergy.core.room import GpuLayout, Need, Parts, Pool, Shape
+from slurm_synergy.core.room import GpuLayout, Need, Parts, Shape
+from slurm_synergy.core.values import quick
 
-__all__ = ["Request", "Step", "Trail", "layout_of", "parts_of"]
+__all__ = ["Request", "Step", "Trail", "layout_of"]
 
 Step = tuple["Request", GpuLayout, Parts]
 """A job that was added, where it was put, and what it takes there."""
@@ -16,6 +17,7 @@ Trail = list[Step]
 """How a packing of jobs that hold nothing began."""
 
 
+@quick
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
     """A job as the packer sees it. Made by ``Requests``; treated as a value.
@@ -62,17 +64,3 @@ def layout_of(placement: Placement) -> GpuLayout:
         ((name, share),) = placement.shares
         return placement.gpu_type, ((name, share.gpus),)
     return placement.gpu_type, tuple([(name, share.gpus) for name, share in placement.shares])
-
-
-def parts_of(pool: Pool, layout: GpuLayout, need: Need) -> Parts:
-    """What ``need`` takes on ``layout``; nodes that left the pool are nobody's concern."""
-    numbers, kinds = pool.number, pool.kind_of
-    if len(layout[1]) == 1:
-        ((name, gpus),) = layout[1]
-        number = numbers.get(name)
-        return [] if number is None else [(number, need.at(kinds[number], gpus))]
-    return [
-        (numbers[name], need.at(kinds[numbers[name]], gpus))
-        for name, gpus in layout[1]
-        if name in numbers
-    ]

@@ -11,9 +11,18 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from slurm_synergy.core.kinds import Amounts, GpuLayout, Need, Needs, Parts, Pool, Shape
+from slurm_synergy.core.kinds import (
+    Amounts,
+    GpuLayout,
+    Need,
+    Needs,
+    Parts,
+    Pool,
+    Shape,
+    parts_of,
+)
 
-__all__ = ["Amounts", "GpuLayout", "Need", "Needs", "Parts", "Pool", "Room", "Shape"]
+__all__ = ["Amounts", "GpuLayout", "Need", "Needs", "Parts", "Pool", "Room", "Shape", "parts_of"]
 
 _ONE_AT_BEST = (None, 1)
 """Numbers of nodes that let a job be on a single one."""
@@ -109,32 +118,74 @@ class Room:
                 all_mem_mib[number] -= mem_mib
         self._count_kinds()
 
-    def fill(self, wanted: Iterable[tuple[Shape, Need]]) -> list[tuple[GpuLayout, Parts]]:
-        """``find`` and ``take`` of the first of ``wanted`` that find a place on a single node.
+    def book(self, shape: Shape, need: Need) -> tuple[GpuLayout, Parts] | None:
+        """``find`` and ``take`` at once: where the job goes and what it takes there, or None."""
+        if self._failed and (shape, need) in self._failed:
+            return None
+        gpus, nodes, allowed = shape
+        pool = self.pool
+        kind = pool.only_kind(allowed) if nodes in _ONE_AT_BEST else None
+        if kind is None:
+            layout = self.find(shape, need)
+        else:
+            if self._free_of_kind[kind] >= gpus:
+                needs = need.at(kind, gpus)
+                entry = _pop(self._index()[kind], needs)
+                if entry is not None:
+                    number = entry[2]
+                    self._put_back(kind, entry, self._gpus[number] - gpus, 1, needs)
+                    return pool.on_one(number, gpus), [(number, needs)]
+            layout = self._spread(kind, shape, need)
+        if layout is None:
+            return None
+        parts = parts_of(pool, layout, need)
+        self.take(parts)
+        return layout, parts
 
-        Ends with the first that does not, or that there is more to say about; nothing at all where
-        nodes are of several kinds. Where each was put, and what it takes there.
+    def book_all(self, shape: Shape, need: Need, count: int) -> list[tuple[GpuLayout, Parts]]:
+        """``book`` for ``count`` jobs that are alike, one after the other, until one fails.
+
+        Whoever goes to the tightest node makes it tighter still, so the next one goes there as
+        well, as long as that has what it needs: one look at each node is enough for all.
         """
-        free, pool = self._free_of_kind, self.pool
         found: list[tuple[GpuLayout, Parts]] = []
-        if len(free) != 1:
-            return found
-        buckets = self._index()[0]
-        for (gpus, nodes, allowed), need in wanted:
-            if allowed or nodes not in _ONE_AT_BEST or free[0] < gpus:
+        gpus, nodes, allowed = shape
+        kind = self.pool.only_kind(allowed) if nodes in _ONE_AT_BEST else None
+        if count > 1 and kind is not None and (shape, need) not in self._failed:
+            needs = need.at(kind, gpus)
+            buckets = self._index()[kind]
+            most = min(count, self._free_of_kind[kind] // gpus)
+            for free in range(gpus, len(buckets)):
+                bucket = buckets[free]
+                at = bisect_left(bucket, (needs[1],)) if bucket else 0
+                while at < len(bucket) and len(found) < most:
+                    if bucket[at][1] < needs[2]:
+                        at += 1
+                        continue
+                    entry = bucket.pop(at)
+                    times = min(_times(free, entry, needs), most - len(found))
+                    self._put_back(kind, entry, free - times * gpus, times, needs)
+                    one = self.pool.on_one(entry[2], gpus), [(entry[2], needs)]
+                    found += [one] * times
+        while len(found) < count:
+            more = self.book(shape, need)
+            if more is None:
                 break
-            needs = need.at(0, gpus)
-            entry = _pop(buckets, needs)
-            if entry is None:
-                break
-            number, left = entry[2], self._gpus[entry[2]] - gpus
-            now = (entry[0] - needs[1], entry[1] - needs[2], number)
-            self._gpus[number], self._cpus[number], self._mem_mib[number] = left, now[0], now[1]
-            free[0] -= gpus
-            if left:
-                insort(buckets[left], now)
-            found.append((pool.on_one(number, gpus), [(number, needs)]))
+            found.append(more)
         return found
+
+    def _put_back(
+        self, kind: int, entry: tuple[int, int, int], left: int, times: int, needs: Amounts
+    ) -> None:
+        """A node out of its bucket again, less ``times`` what was needed: ``left`` GPUs."""
+        gpus, cpus, mem_mib = needs
+        number = entry[2]
+        now = (entry[0] - times * cpus, entry[1] - times * mem_mib, number)
+        self._gpus[number], self._cpus[number], self._mem_mib[number] = left, now[0], now[1]
+        self._free_of_kind[kind] -= times * gpus
+        if left:
+            assert self._buckets is not None
+            insort(self._buckets[kind][left], now)
 
     def _count_kinds(self) -> None:
         """Free GPUs by kind of node, anew."""
@@ -230,11 +281,13 @@ class Room:
         if self._failed and (shape, need) in self._failed:
             return None
         gpus, nodes, allowed = shape
-        free = self._free_of_kind
-        if len(free) == 1 and not allowed and nodes in _ONE_AT_BEST and free[0] >= gpus:
-            number = self._tightest(0, need.at(0, gpus))  # most jobs of most pools
-            if number is not None:
-                return self.pool.on_one(number, gpus)
+        kind = self.pool.only_kind(allowed) if nodes in _ONE_AT_BEST else None
+        if kind is not None:  # most jobs of most pools
+            if self._free_of_kind[kind] >= gpus:
+                number = self._tightest(kind, need.at(kind, gpus))
+                if number is not None:
+                    return self.pool.on_one(number, gpus)
+            return self._spread(kind, shape, need)
         found: list[tuple[str, list[tuple[int, int]]]] = []
         for gpu_type, kinds in self.pool.types:
             if allowed and gpu_type not in allowed:
@@ -250,10 +303,23 @@ class Room:
             self._failed.add((shape, need))
             return None
         best = min(found, key=self._score) if len(found) > 1 else found[0]
-        if len(best[1]) == 1:
-            return self.pool.on_one(*best[1][0])
+        return self._layout(*best)
+
+    def _spread(self, kind: int, shape: Shape, need: Need) -> GpuLayout | None:
+        """``find`` of a job for which no single node of its only kind has room."""
+        gpus, nodes, _ = shape
+        if nodes is None and self._free_of_kind[kind] >= gpus:
+            parts = self._split(gpus, (kind,), need)
+            if parts:
+                return self._layout(self.pool.kinds[kind].gpu_type, parts)
+        self._failed.add((shape, need))
+        return None
+
+    def _layout(self, gpu_type: str, parts: Sequence[tuple[int, int]]) -> GpuLayout:
+        if len(parts) == 1:
+            return self.pool.on_one(*parts[0])
         names = self.pool.nodes
-        return best[0], tuple([(names[number].name, each) for number, each in best[1]])
+        return gpu_type, tuple([(names[number].name, each) for number, each in parts])
 
     def _score(self, found: tuple[str, list[tuple[int, int]]]) -> tuple[int, list[Amounts], str]:
         gpu_type, parts = found
@@ -307,3 +373,12 @@ def _pop(buckets: list[list[tuple[int, int, int]]], needs: Amounts) -> tuple[int
             if bucket[at][1] >= mem_mib:
                 return bucket.pop(at)
     return None
+
+
+def _times(free: int, entry: tuple[int, int, int], needs: Amounts) -> int:
+    """How often a node that has the needs once has them with ``free`` GPUs."""
+    gpus, cpus, mem_mib = needs
+    times = free // gpus
+    if cpus > 0:
+        times = min(times, entry[0] // cpus)
+    return min(times, entry[1] // mem_mib) if mem_mib > 0 else times

@@ -29,6 +29,8 @@ _LEAST_GAIN = 0.1
 _PARTNERS = 6
 # Exchanges per new job at the most, so that the work stays in proportion to the jobs.
 _EXCHANGES_PER_JOB = 2
+# More than sums of gains can differ by the order in which they are summed up.
+_ROUNDING = 1e-6
 
 
 class _Sort(NamedTuple):
@@ -49,11 +51,8 @@ class _Sort(NamedTuple):
     weight: float
 
 
-class _Guest(NamedTuple):
-    """A new job that has all its GPUs on one node."""
-
-    job_id: int
-    sort: _Sort
+_Guest = tuple[int, _Sort]
+"""Id and sort of a new job that has all its GPUs on one node."""
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +133,20 @@ def _hosts(
     sorts: dict[tuple[object, ...], _Sort] = {}
     claims = Claims(snapshot, pool)
     for party in parties:
-        for row in claims.rows(party, layouts[party.job_id]):
+        layout = layouts[party.job_id]
+        new = claims.unbound(party, layout)
+        if new is not None and party.job_id in moving:
+            number, claim = new
+            sort = claim.sort
+            if sort is None:
+                sort = claim.sort = _sort(pool.nodes[number], party, (number, *claim.row))
+            its = hosts[number]
+            its.gpus -= sort.gpus
+            its.cpus -= sort.cpus
+            its.mem_mib -= sort.mem_mib
+            its.guests.append((party.job_id, sort))
+            continue
+        for row in claims.rows(party, layout):
             host = hosts.get(row[0])
             if host is None:
                 continue
@@ -143,7 +155,7 @@ def _hosts(
                 sorts[key] = _sort(pool.nodes[row[0]], party, row)
             host.book(sorts[key], 1)
             if party.job_id in moving:
-                host.guests.append(_Guest(party.job_id, sorts[key]))
+                host.guests.append((party.job_id, sorts[key]))
             else:
                 host.staying.append(sorts[key])
     return hosts
@@ -182,9 +194,11 @@ def _worth(sorts: Iterable[_Sort], cpus: float, mem_mib: float) -> tuple[float, 
         if gain <= 0.0:
             break
         part = 1.0
-        if more_cpus > cpus:
+        # Less than nothing is left where jobs hold more than the node has; who wants no more of
+        # that is not concerned.
+        if 0 < more_cpus > cpus:
             part = cpus / more_cpus
-        if more_mem_mib > mem_mib and mem_mib < part * more_mem_mib:
+        if 0 < more_mem_mib > mem_mib and mem_mib < part * more_mem_mib:
             part = mem_mib / more_mem_mib
         if part > 0.0:
             total += part * gain
@@ -205,17 +219,24 @@ class _Market:
         # By cores and by memory: those with most to spare first.
         self._spare: tuple[list[tuple[float, int]], ...] = ([], [])
         for host in self._hosts.values():
-            self._enter(host)
+            self._value(host)
+            for spare, its in zip(host.spare, self._spare, strict=True):
+                its.append((-spare, host.number))
+        for its in self._spare:
+            its.sort()
 
     def _enter(self, host: _Host) -> None:
+        self._value(host)
+        for spare, its in zip(host.spare, self._spare, strict=True):
+            insort(its, (-spare, host.number))
+
+    def _value(self, host: _Host) -> None:
         sorts = _sorts(host)
         host.met, cpus, mem_mib = _worth(sorts, host.cpus, host.mem_mib)
         host.lack = sum([sort.gain for sort in sorts]) - host.met
         host.spare = (cpus / self._whole[0], mem_mib / self._whole[1])
         if host.lack > _LEAST_GAIN and host.guests:
             heapq.heappush(self._crowded, (-host.lack, host.number))
-        for spare, its in zip(host.spare, self._spare, strict=True):
-            insort(its, (-spare, host.number))
 
     def _leave(self, host: _Host) -> None:
         for spare, its in zip(host.spare, self._spare, strict=True):
@@ -252,13 +273,13 @@ class _Market:
         for guest in guests:
             giver.guests.remove(guest)
             taker.guests.append(guest)
-            giver.book(guest.sort, -1)
-            taker.book(guest.sort, 1)
-            self._places[guest.job_id] = taker.number
+            giver.book(guest[1], -1)
+            taker.book(guest[1], 1)
+            self._places[guest[0]] = taker.number
 
 
 def _sorts(host: _Host) -> list[_Sort]:
-    return [*host.staying, *[guest.sort for guest in host.guests]]
+    return [*host.staying, *[guest[1] for guest in host.guests]]
 
 
 def _may_gain(one: _Host, other: _Host) -> bool:
@@ -272,65 +293,79 @@ def _best(one: _Host, other: _Host) -> tuple[Sequence[_Guest], Sequence[_Guest]]
     """What ``one`` gives and what it takes for it; None when no exchange gains enough."""
     found = None
     most = one.met + other.met + _LEAST_GAIN
-    for gives, takes in _offers(one, other):
-        cpus, mem_mib = _floors(gives, takes)
-        if (
-            min(one.cpus + cpus, other.cpus - cpus, one.mem_mib + mem_mib, other.mem_mib - mem_mib)
-            < 0
-        ):
+    gains = sum([sort.gain for sort in _sorts(other)])
+    for its, theirs in _offers(one, other):
+        cpus, mem_mib = its.cpus - theirs.cpus, its.mem_mib - theirs.mem_mib
+        here_cpus, here_mem_mib = one.cpus + cpus, one.mem_mib + mem_mib
+        there_cpus, there_mem_mib = other.cpus - cpus, other.mem_mib - mem_mib
+        if here_cpus < 0 or here_mem_mib < 0 or there_cpus < 0 or there_mem_mib < 0:
             continue
-        here, there = _after(one, gives, takes), _after(other, takes, gives)
-        worth = (
-            _worth(here, one.cpus + cpus, one.mem_mib + mem_mib)[0]
-            + _worth(there, other.cpus - cpus, other.mem_mib - mem_mib)[0]
-        )
+        worth = _worth(its.kept + theirs.sorts, here_cpus, here_mem_mib)[0]
+        # What the other has then is worth all its gains at the most.
+        if worth + gains + its.gain - theirs.gain + _ROUNDING <= most:
+            continue
+        worth += _worth(theirs.kept + its.sorts, there_cpus, there_mem_mib)[0]
         if worth > most:
-            most, found = worth, (gives, takes)
+            most, found = worth, (its.guests, theirs.guests)
     return found
 
 
-def _floors(gives: Sequence[_Guest], takes: Sequence[_Guest]) -> tuple[int, int]:
-    """Cores and MiB by which the floors of ``gives`` exceed those of ``takes``."""
-    cpus = sum([guest.sort.cpus for guest in gives]) - sum([guest.sort.cpus for guest in takes])
-    mem_mib = sum([guest.sort.mem_mib for guest in gives])
-    return cpus, mem_mib - sum([guest.sort.mem_mib for guest in takes])
+@dataclass(slots=True, eq=False)
+class _Offer:
+    """Some guests of a host: what they are together, and who stays behind without them."""
+
+    guests: list[_Guest]
+    sorts: list[_Sort]
+    kept: list[_Sort]
+    weight: float
+    gain: float
+    cpus: int
+    mem_mib: int
 
 
-def _after(host: _Host, gives: Sequence[_Guest], takes: Sequence[_Guest]) -> list[_Sort]:
-    kept = [guest.sort for guest in host.guests if guest not in gives]
-    return [*host.staying, *kept, *[guest.sort for guest in takes]]
+def _offer(host: _Host, guests: list[_Guest]) -> _Offer:
+    kept = [*host.staying, *[guest[1] for guest in host.guests if guest not in guests]]
+    sorts = [sort for _, sort in guests]
+    weight = gain = 0.0
+    cpus = mem_mib = 0
+    for sort in sorts:
+        weight += sort.weight
+        gain += sort.gain
+        cpus += sort.cpus
+        mem_mib += sort.mem_mib
+    return _Offer(guests, sorts, kept, weight, gain, cpus, mem_mib)
 
 
-def _offers(one: _Host, other: _Host) -> Iterator[tuple[list[_Guest], list[_Guest]]]:
+def _offers(one: _Host, other: _Host) -> Iterator[tuple[_Offer, _Offer]]:
     """Guests of ``one`` for lighter ones of ``other`` on as many GPUs, or for GPUs that are free.
 
     For each number of GPUs: any single job, and the group of smaller jobs that differs most.
     """
-    sizes = {guest.sort.gpus for host in (one, other) for guest in host.guests}
+    sizes = {guest[1].gpus for host in (one, other) for guest in host.guests}
     for size in sorted(sizes):
-        heavy = _bundles(one.guests, size, -1)
-        light = _bundles(other.guests, size, 1)
+        heavy = [_offer(one, guests) for guests in _bundles(one.guests, size, -1)]
+        if not heavy:
+            continue
+        light = [_offer(other, guests) for guests in _bundles(other.guests, size, 1)]
         if other.gpus >= size:
-            light.append([])
-        weighed = [(takes, sum([guest.sort.weight for guest in takes])) for takes in light]
-        for gives in heavy:
-            weight = sum([guest.sort.weight for guest in gives])
-            for takes, its in weighed:
-                if weight > its:
-                    yield gives, takes
+            light.append(_offer(other, []))
+        for its in heavy:
+            for theirs in light:
+                if its.weight > theirs.weight:
+                    yield its, theirs
 
 
 def _bundles(guests: Sequence[_Guest], size: int, sign: int) -> list[list[_Guest]]:
     """One job of each sort with ``size`` GPUs, and the lightest (sign 1) or heaviest group."""
-    singles = {guest.sort: guest for guest in reversed(guests) if guest.sort.gpus == size}
+    singles = {guest[1]: guest for guest in reversed(guests) if guest[1].gpus == size}
     found = [[guest] for guest in singles.values()]
     group: list[_Guest] = []
     rest = size
-    smaller = [guest for guest in guests if guest.sort.gpus < size]
-    for guest in sorted(smaller, key=lambda one: sign * one.sort.weight / one.sort.gpus):
-        if guest.sort.gpus <= rest:
+    smaller = [guest for guest in guests if guest[1].gpus < size]
+    for guest in sorted(smaller, key=lambda one: sign * one[1].weight / one[1].gpus):
+        if guest[1].gpus <= rest:
             group.append(guest)
-            rest -= guest.sort.gpus
+            rest -= guest[1].gpus
     if group and not rest:
         found.append(group)
     return found

@@ -34,6 +34,7 @@ from slurm_synergy.core.room import GpuLayout, Pool
 from slurm_synergy.mechanisms.placing import (
     Party,
     build_layout,
+    by_size,
     make_parties,
     make_placements,
     pack,
@@ -100,9 +101,7 @@ class Opt:
             chosen = _chosen(sorts, solution)
         rule = _Allotment(chosen)
         given = make_parties(snapshot, decision, requests, rule, alike=False)
-        given = sorted(
-            (party for party in given if party.job_id in base), key=lambda party: party.order
-        )
+        given = by_size(party for party in given if party.job_id in base)
         layouts, shared = choose_nodes(snapshot, pool, given, base)
         layout = build_layout(make_placements(given, layouts, shared), decision)
         return replace(layout, solver=_report(solution))

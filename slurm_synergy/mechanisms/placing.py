@@ -17,20 +17,26 @@ from slurm_synergy.core.model import (
 )
 from slurm_synergy.core.packing import Request, Requests, Rule
 from slurm_synergy.core.resources import Resources
-from slurm_synergy.core.room import Amounts, GpuLayout, Need, Needs, Pool, Shape
+from slurm_synergy.core.room import Amounts, GpuLayout, Need, Needs, Pool
 from slurm_synergy.core.scaling import BatchSize
 from slurm_synergy.core.snapshot import held, status_of
+from slurm_synergy.core.values import maker, quick
 
 __all__ = [
     "Party",
     "Shared",
     "build_layout",
+    "by_size",
     "make_parties",
     "make_placements",
     "pack",
 ]
 
 
+_Order = tuple[bool, int, int, int]
+
+
+@quick
 @dataclass(slots=True, kw_only=True, eq=False)
 class Party:
     """A granted job that takes part in the sharing. Treated as a value.
@@ -38,7 +44,8 @@ class Party:
     ``want`` is what it can use on a node; ``rank`` its place in the policy's order, 0 first.
     ``now`` is what it holds, if anything, ``frozen`` that this stays as it is. ``size`` is its
     demand (GPUs, cores, MiB) on a reference node of the pool, which does not depend on where the
-    job is. ``order`` sorts: first jobs that only a restart can resize, then the largest.
+    job is. ``order`` sorts, before the rank: first jobs that only a restart can resize, then the
+    largest.
     ``status`` shows an elastic job as it is granted, with ``batch``.
     """
 
@@ -48,11 +55,16 @@ class Party:
     rank: int
     want: Need
     size: Amounts
-    order: tuple[bool, int, int, int, int, int]
+    order: _Order
     now: Placement | None
     frozen: bool
     restarts_to_change: bool
     batch: BatchSize | None = None
+
+
+_PARTY = maker(Party)
+_PLACEMENT = maker(Placement)
+_ON_ONE_NODE = maker(Placement, checked=False)
 
 
 def make_parties(
@@ -70,7 +82,6 @@ def make_parties(
     statuses = status_of(snapshot)
     wants = requests.needs(rule) if alike else Needs(requests.pool, rule)
     in_place = snapshot.enforcement.in_place
-    sizes: dict[tuple[Shape, Need], Amounts] = {}
     known = requests.of_grants(decision.grants)
     parties = []
     for rank, grant in enumerate(decision.grants):
@@ -78,21 +89,21 @@ def make_parties(
         status = as_granted(snapshot, statuses[job_id], grant.configuration)
         request = known[rank] if known else requests.of(status, grant.configuration)
         want = wants.of(status) if alike else wants.own(status)
-        sort = (request.shape, want)
-        size = sizes.get(sort)
-        if size is None:
-            size = sizes[sort] = _size(request, requests.pool, want)
+        known_size = want.kept.get(request.shape)
+        if known_size is None:
+            known_size = want.kept[request.shape] = _sized(request, requests.pool, want)
+        size, orders = known_size
         now = None if request.held is None else held(status)
         restarts = now is not None and not in_place
         parties.append(
-            Party(
+            _PARTY(
                 job_id=job_id,
                 status=status,
                 request=request,
                 rank=rank,
                 want=want,
                 size=size,
-                order=(not restarts, -size[0], -size[1], -size[2], rank, job_id),
+                order=orders[restarts],
                 now=now,
                 frozen=request.frozen,
                 restarts_to_change=restarts,
@@ -102,11 +113,26 @@ def make_parties(
     return parties
 
 
+def by_size(parties: Iterable[Party]) -> list[Party]:
+    """Parties that come by rank, sorted by their order and rank."""
+    found: dict[_Order, list[Party]] = {}
+    for party in parties:
+        found.setdefault(party.order, []).append(party)
+    return [party for order in sorted(found) for party in found[order]]
+
+
 def pack(
     requests: Requests, decision: Decision, asked: Sequence[Request]
 ) -> Mapping[int, GpuLayout | None]:
     """Where the granted jobs fit together: as the policy has found, else by ``Requests.pack``."""
     return requests.pack(asked) if decision.packing is None else decision.packing
+
+
+def _sized(request: Request, pool: Pool, want: Need) -> tuple[Amounts, tuple[_Order, _Order]]:
+    """The size of a job, and its order where it need not restart to change, and where it must."""
+    size = _size(request, pool, want)
+    less = -size[0], -size[1], -size[2]
+    return size, ((True, *less), (False, *less))
 
 
 def _size(request: Request, pool: Pool, want: Need) -> Amounts:
@@ -154,11 +180,13 @@ def make_placements(
         shares = []
         for (name, gpus), cpus, mem_mib in zip(parts, all_cpus, all_mem_mib, strict=True):
             key = (gpus, cpus, mem_mib)
-            if key not in known:
-                known[key] = Resources(gpus=gpus, cpus=cpus, mem_mib=mem_mib)
-            shares.append((name, known[key]))
+            share = known.get(key)
+            if share is None:
+                share = known[key] = Resources(gpus=gpus, cpus=cpus, mem_mib=mem_mib)
+            shares.append((name, share))
+        make = _ON_ONE_NODE if len(shares) == 1 else _PLACEMENT
         placements.append(
-            Placement(job_id=job_id, gpu_type=gpu_type, shares=tuple(shares), batch=party.batch)
+            make(job_id=job_id, gpu_type=gpu_type, shares=tuple(shares), batch=party.batch)
         )
     return tuple(placements)
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
+from operator import attrgetter
+from typing import cast
+
 from slurm_synergy.core.elastic import as_granted
 from slurm_synergy.core.model import Decision, JobStatus, Layout, Placement, Snapshot
 from slurm_synergy.core.packing import Request, Requests
@@ -13,6 +18,7 @@ from slurm_synergy.core.snapshot import status_of
 from slurm_synergy.core.totals import Totals
 from slurm_synergy.mechanisms.placing import (
     build_layout,
+    by_size,
     make_parties,
     make_placements,
     pack,
@@ -23,6 +29,7 @@ __all__ = ["PROPORTIONAL", "Proportional"]
 
 _FORGOTTEN_AT_LEAST = 1000
 _NOTHING = (0, 0, 0)
+_HELD, _ID = attrgetter("held"), attrgetter("job_id")
 
 
 class Proportional:
@@ -33,6 +40,7 @@ class Proportional:
     """
 
     name = "proportional"
+    reads_progress = False
 
     def place(self, snapshot: Snapshot, decision: Decision) -> Layout:
         """A placement for each grant."""
@@ -44,14 +52,49 @@ class Proportional:
         parties = make_parties(snapshot, decision, requests, proportional_share)
         packed = pack(requests, decision, [party.request for party in parties])
         layouts = {job_id: layout for job_id, layout in packed.items() if layout is not None}
-        placed = [party for party in parties if party.job_id in layouts]
-        placed.sort(key=lambda party: party.order)
+        placed = by_size([party for party in parties if party.job_id in layouts])
         shared, _ = share_out(snapshot, pool, placed, layouts, even=False)
         return build_layout(make_placements(placed, layouts, shared), decision)
 
 
-class _Shares(dict[Request, tuple[GpuLayout, Placement]]):
+_Key = tuple[int, int, BatchSize | None]
+
+
+class _Shares:
     """Whole shares that were given before; kept with the nodes, as they depend on no other job."""
+
+    def __init__(self) -> None:
+        # By the ids of the request and of where it was put, which are kept so that the ids stay.
+        self._given: dict[_Key, Placement] = {}
+        self._made_of: dict[_Key, tuple[Request, GpuLayout]] = {}
+
+    @classmethod
+    def of_snapshot(cls, snapshot: Snapshot) -> _Shares:
+        """What there is for the nodes of ``snapshot``."""
+        found = snapshot.of_nodes.get(cls)
+        if not isinstance(found, cls):
+            found = snapshot.of_nodes[cls] = cls()
+        return found
+
+    def of(
+        self,
+        granted: Sequence[Request],
+        layouts: Sequence[GpuLayout],
+        batches: Iterable[BatchSize | None],
+        make: Callable[[int], Placement],
+    ) -> list[Placement]:
+        """The placement of each request there; ``make`` makes that of one by its number."""
+        keys = list(zip(map(id, granted), map(id, layouts), batches))  # noqa: B905 - endless batches
+        found = list(map(self._given.get, keys))
+        if not all(found):
+            for at, key in enumerate(keys):
+                if found[at] is None:
+                    found[at] = self._given[key] = make(at)
+                    self._made_of[key] = granted[at], layouts[at]
+            if len(self._given) > 4 * len(keys) + _FORGOTTEN_AT_LEAST:
+                self._given = dict(zip(keys, cast(list[Placement], found), strict=True))
+                self._made_of = {key: self._made_of[key] for key in keys}
+        return cast(list[Placement], found)
 
 
 def _whole_shares(
@@ -61,30 +104,27 @@ def _whole_shares(
 
     Nothing has to be shared out then, so a share that was given before is given again.
     """
-    statuses = status_of(snapshot)
-    grants = decision.grants
+    statuses, grants = status_of(snapshot), decision.grants
     granted = requests.of_grants(grants)
+    batches: Iterable[BatchSize | None] = repeat(None)
     if not granted:
         pairs = [(statuses[grant.job_id], grant.configuration) for grant in grants]
         granted = [requests.of(as_granted(snapshot, *pair), pair[1]) for pair in pairs]
-    if any([request.held for request in granted]):  # noqa: C419 - quicker
+        batches = [grant.configuration.batch for grant in grants]
+    if any(map(_HELD, granted)):
         return None
     packed = pack(requests, decision, granted)
-    known = snapshot.of_nodes.get(_Shares)
-    if not isinstance(known, _Shares) or len(known) > 2 * len(statuses) + _FORGOTTEN_AT_LEAST:
-        known = snapshot.of_nodes[_Shares] = _Shares()
-    layouts = [packed[request.job_id] for request in granted]
-    placements = []
-    rows = zip(granted, layouts, map(known.get, granted), grants, strict=True)
-    for request, layout, before, grant in rows:
-        if layout is None:
-            return None
-        batch = grant.configuration.batch
-        if before is None or before[0] is not layout or before[1].batch != batch:
-            status = as_granted(snapshot, statuses[request.job_id], grant.configuration)
-            placement = _whole_share(status, request, requests, layout, batch)
-            before = known[request] = (layout, placement)
-        placements.append(before[1])
+    layouts = list(map(packed.__getitem__, map(_ID, granted)))
+    if not all(layouts):
+        return None
+    there = cast(list[GpuLayout], layouts)
+
+    def make(at: int) -> Placement:
+        request, configuration = granted[at], grants[at].configuration
+        status = as_granted(snapshot, statuses[request.job_id], configuration)
+        return _whole_share(status, request, requests, there[at], configuration.batch)
+
+    placements = _Shares.of_snapshot(snapshot).of(granted, there, batches, make)
     used = Totals.of_snapshot(snapshot).by_node(placements)
     for node in snapshot.nodes:
         gpus, cpus, mem_mib = used.get(node.name, _NOTHING)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import sub
+from typing import Any
 
 from slurm_synergy.core.model import JobStatus, Snapshot
 from slurm_synergy.core.packing import Request
@@ -17,7 +18,7 @@ from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.room import Amounts, GpuLayout, Need, Pool
 from slurm_synergy.mechanisms.placing import Party, Shared
 
-__all__ = ["Claims", "Left", "Row", "neighbours", "settles", "share_out"]
+__all__ = ["Claim", "Claims", "Left", "Row", "neighbours", "settles", "share_out"]
 
 Row = tuple[int, int, int, tuple[int, int], tuple[int, int]]
 """Node, GPUs, core step, then floor and wish, each of cores and MiB."""
@@ -54,6 +55,16 @@ class _Stake:
     slices: list[_Slice]
 
 
+class Claim:
+    """A row without its node; ``sort`` is for the exchange, which computes it when first needed."""
+
+    __slots__ = ("row", "sort")
+
+    def __init__(self, row: tuple[int, int, tuple[int, int], tuple[int, int]]) -> None:
+        self.row = row
+        self.sort: Any = None
+
+
 class Claims:
     """Floor and wish of jobs on the nodes where they are; computed once for jobs that agree."""
 
@@ -65,8 +76,29 @@ class Claims:
         self._fixed = {node.name: node for node in pool.nodes if node.fixed_shares}
         self._terms: dict[tuple[Need, Need, int, int], _Terms] = {}
 
+    def unbound(self, party: Party, layout: GpuLayout) -> tuple[int, Claim] | None:
+        """Node and claim of a new job on a single node, as in ``rows``; None for any other.
+
+        The same claim, as an object, for all jobs that agree.
+        """
+        if party.now is not None or len(layout[1]) != 1 or self._fixed:
+            return None
+        ((name, gpus),) = layout[1]
+        number = self._pool.number[name]
+        kind = self._pool.kind_of[number]
+        key = (party.request.need, kind, gpus)
+        found: Claim | None = party.want.kept.get(key)
+        if found is None:
+            step, cpu_floor, mem_floor, cpu_want, mem_want = _terms(party, kind, gpus)
+            found = Claim((gpus, step, (cpu_floor, mem_floor), (cpu_want, mem_want)))
+            party.want.kept[key] = found
+        return number, found
+
     def rows(self, party: Party, layout: GpuLayout) -> list[Row]:
         """What a job can claim on each node of ``layout``; what a frozen one holds is both."""
+        new = self.unbound(party, layout)
+        if new is not None:
+            return [(new[0], *new[1].row)]
         numbers, kind_of, known = self._pool.number, self._pool.kind_of, self._terms
         need, want, now = party.request.need, party.want, party.now
         if now is not None and party.frozen:
@@ -160,7 +192,10 @@ def neighbours(
     What one job gets depends on those beside it, and through jobs on several nodes on those
     beside them.
     """
-    nodes = {name for job_id in movers for name, _ in layouts[job_id][1]}
+    moving = set(movers)
+    if len(moving) == len(parties):
+        return list(parties)
+    nodes = {name for job_id in moving for name, _ in layouts[job_id][1]}
     parts_of = [layouts[party.job_id][1] for party in parties]
     wide = [parts for parts in parts_of if len(parts) > 1]
     grown = -1

@@ -9,8 +9,8 @@ of the policy is taken as it is: a granted job is never left out.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 from slurm_synergy.core.model import Decision, JobStatus, Layout, Node, Snapshot
 from slurm_synergy.core.packing import Requests, parts_of
@@ -22,6 +22,7 @@ from slurm_synergy.mechanisms.placing import (
     Party,
     Shared,
     build_layout,
+    by_size,
     make_parties,
     make_placements,
     pack,
@@ -34,6 +35,9 @@ __all__ = ["TUNE", "Tune", "choose_nodes", "full_demand"]
 _LEVELS = 4
 # Parts of a core and of a MiB in which the least needs per GPU are counted.
 _GRAIN = 64
+
+_Sort = tuple[Shape, Need, Need]
+"""What a job asks for: its shape, its floor and its demand."""
 
 
 def full_demand(status: JobStatus, node: Node, gpus: int) -> Resources:
@@ -58,8 +62,7 @@ class Tune:
         parties = make_parties(snapshot, decision, requests, full_demand)
         packed = pack(requests, decision, [party.request for party in parties])
         base = {job_id: layout for job_id, layout in packed.items() if layout is not None}
-        placed = [party for party in parties if party.job_id in base]
-        placed.sort(key=lambda party: party.order)
+        placed = by_size([party for party in parties if party.job_id in base])
         layouts, shared = choose_nodes(snapshot, pool, placed, base)
         return build_layout(make_placements(placed, layouts, shared), decision)
 
@@ -95,27 +98,39 @@ def _place_new(
 ) -> dict[int, GpuLayout] | None:
     """The layouts of ``settled``, and of ``movers`` one after the other; None in a corner."""
     layouts = dict(settled)
-    rest = _Rest(pool, left.shared, movers)
+    runs = _runs(movers)
+    rest = _Rest(pool, left.shared, runs)
     floors: Room | None = None
-    for party in movers:
-        layout = None
-        for shape in _shapes(party.request.shape):
-            layout = rest.place(party, shape)
-            if layout is None:
-                if floors is None:
-                    floors = Room(pool, left.floors)
-                    floors.take(_new_parts(pool, movers, layouts))
-                layout = floors.find(shape, party.request.need)
-                if layout is not None:
-                    rest.take(parts_of(pool, layout, party.request.need))
-            if layout is not None:
+    for sort, run in runs:
+        asked, need, want = sort
+        for shape in _shapes(asked):
+            placed = rest.place_all(shape, need, want, len(run))
+            if floors is not None:
+                floors.take([part for layout in placed for part in parts_of(pool, layout, need)])
+            layouts.update(zip([party.job_id for party in run], placed, strict=False))
+            run = run[len(placed) :]
+            if not run:
                 break
-        if layout is None:
+            if floors is None:
+                floors = Room(pool, left.floors)
+                floors.take(_new_parts(pool, movers, layouts))
+            booked = floors.book_all(shape, need, len(run))
+            rest.take([part for _, parts in booked for part in parts])
+            layouts.update(
+                zip([party.job_id for party in run], [put[0] for put in booked], strict=False)
+            )
+            run = run[len(booked) :]
+            if not run:
+                break
+        if run:
             return None
-        layouts[party.job_id] = layout
-        if floors is not None:
-            floors.take(parts_of(pool, layout, party.request.need))
     return layouts
+
+
+def _runs(movers: Sequence[Party]) -> list[tuple[_Sort, list[Party]]]:
+    """The movers in their order, those together that follow each other and are alike."""
+    keyed = groupby(movers, lambda one: (one.request.shape, one.request.need, one.want))
+    return [(sort, list(run)) for sort, run in keyed]
 
 
 def _shapes(shape: Shape) -> tuple[Shape, ...]:
@@ -133,12 +148,20 @@ class _Rest:
     of a core.
     """
 
-    def __init__(self, pool: Pool, left: Sequence[Amounts], movers: Sequence[Party]) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        left: Sequence[Amounts],
+        runs: Sequence[tuple[_Sort, Sequence[Party]]],
+    ) -> None:
         self._pool = pool
         free = [0] * len(pool.kinds)
         for number, kind in enumerate(pool.kind_of):
             free[kind] += max(left[number][0], 0)
-        self._least = [_least_per_gpu(pool, kind, gpus, movers) for kind, gpus in enumerate(free)]
+        sorts: dict[tuple[Shape, Need], int] = {}
+        for (shape, need, _), run in runs:
+            sorts[shape, need] = sorts.get((shape, need), 0) + len(run)
+        self._least = [_least_per_gpu(pool, kind, gpus, sorts) for kind, gpus in enumerate(free)]
         self._needs: dict[tuple[Need, Need, int], Need] = {}
         self._room = Room(
             pool,
@@ -155,20 +178,31 @@ class _Rest:
         kind_of = self._pool.kind_of
         self._room.take([(number, self._beyond(kind_of[number], part)) for number, part in parts])
 
-    def place(self, party: Party, shape: Shape) -> GpuLayout | None:
-        """The tightest place that has the whole demand, or else most of it; booked."""
+    def place_all(self, shape: Shape, floor: Need, want: Need, count: int) -> list[GpuLayout]:
+        """Places of ``count`` jobs that are alike, one after the other, until one has none; booked.
+
+        Each is the tightest that has the whole demand, or else most of it.
+        """
+        found: list[GpuLayout] = []
+        gpus, nodes, types = shape
+        kind = self._pool.only_kind(types) if nodes == 1 else None
+        tried = None
         for level in range(_LEVELS, -1, -1):
-            need = self._need(party.request.need, party.want, level)
-            layout = self._room.find(shape, need)
-            if layout is not None:
-                self._room.take(parts_of(self._pool, layout, need))
-                return layout
-        return None
+            need = self._need(floor, want, level)
+            if kind is not None:  # often a step makes no difference
+                before, tried = tried, need.at(kind, gpus)
+                if tried == before:
+                    continue
+            found += [put[0] for put in self._room.book_all(shape, need, count - len(found))]
+            if len(found) == count:
+                break
+        return found
 
     def _need(self, floor: Need, want: Need, level: int) -> Need:
         """The floor and ``level`` parts of what the demand exceeds it by."""
         key = (floor, want, level)
-        if key not in self._needs:
+        need = self._needs.get(key)
+        if need is None:
 
             def compute(kind: int, gpus: int) -> Amounts:
                 least, most = floor.at(kind, gpus), want.at(kind, gpus)
@@ -176,19 +210,21 @@ class _Rest:
                 mem_mib = least[2] + max(most[2] - least[2], 0) * level // _LEVELS
                 return self._beyond(kind, (gpus, cpus, mem_mib))
 
-            self._needs[key] = Need(compute)
-        return self._needs[key]
+            need = self._needs[key] = Need(compute)
+        return need
 
 
-def _least_per_gpu(pool: Pool, kind: int, free: int, parties: Sequence[Party]) -> tuple[int, int]:
+def _least_per_gpu(
+    pool: Pool, kind: int, free: int, sorts: Mapping[tuple[Shape, Need], int]
+) -> tuple[int, int]:
     """The smallest floor per GPU among the jobs that may use this kind of node, in grains.
 
     Reduced to the part of the ``free`` GPUs that the others take once one of them has its place.
+    ``sorts`` counts the jobs.
     """
     node = pool.kinds[kind]
     found: list[tuple[int, int]] = []
     wanted = 0
-    sorts = Counter((party.request.shape, party.request.need) for party in parties)
     for ((gpus, nodes, types), need), count in sorts.items():
         if not types or node.gpu_type in types:
             each = min(gpus // (nodes or 1), node.total.gpus)

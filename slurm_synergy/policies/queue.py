@@ -8,8 +8,7 @@ is idle while any job could use it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import cast
 
@@ -24,6 +23,7 @@ from slurm_synergy.core.model import (
 from slurm_synergy.core.packing import Packer, Request, Requests
 from slurm_synergy.core.room import Need, Pool, Room, Shape
 from slurm_synergy.core.snapshot import held, keeps_all, standing
+from slurm_synergy.policies.line import Line
 
 __all__ = ["ARRIVAL", "Key", "QueuePolicy", "Rank", "choose", "queue_order"]
 
@@ -44,10 +44,14 @@ _DRAINED = Reason(code=ReasonCode.DRAINED, text="the controller drains: nothing 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePolicy:
-    """A policy that is nothing but a name and a key."""
+    """A policy that is nothing but a name and a key.
+
+    ``reads_progress`` tells whether the key depends on what jobs have done and had so far.
+    """
 
     name: str
     key: Key
+    reads_progress: bool = True
 
     def choose(self, snapshot: Snapshot) -> Decision:
         """Grants in the order of the key."""
@@ -74,29 +78,41 @@ def choose(snapshot: Snapshot, key: Key) -> Decision:
     draining, running jobs keep their GPUs and nothing is started.
     """
     requests = Requests.of_snapshot(snapshot)
-    waiting: dict[int, Reason] = {}
+    rank = key(snapshot)
+    line = Line.of_snapshot(snapshot) if rank is ARRIVAL else None
     holding: dict[int, Request] = {}
-    jobs = standing(snapshot)
-    walk = _candidates(jobs.pending, snapshot, waiting)
-    for status in jobs.holding:
-        if held(status) is not None:
-            holding[status.job.job_id] = requests.of(status)
-            walk.append(status)
-        else:
-            walk += _candidates((status,), snapshot, waiting)
-    if jobs.holding:
-        walk.sort(key=_ID)
-    walk = _in_order(walk, key(snapshot), holding)
+    if line is not None:
+        walk, waiting = line.walk, line.blocked.copy()
+    else:
+        walk, waiting = _in_line(snapshot, requests, rank, holding)
     while True:
         refused: dict[int, Reason] = {}
-        granted = _walk(snapshot, requests, walk, holding, refused)
+        granted = _walk(snapshot, requests, walk, holding, refused, line)
         lost = _unconfirmed(requests, granted)
         if not lost:
-            waiting.update(refused)
+            waiting = {**waiting, **refused} if waiting else refused
             return Decision(grants=requests.grant(granted), waiting=waiting)
         # What they leave is for the others, also for those that were refused because of them.
         waiting.update(lost)
-        walk = [status for status in walk if status.job.job_id not in lost]
+        walk, line = [status for status in walk if status.job.job_id not in lost], None
+
+
+def _in_line(
+    snapshot: Snapshot, requests: Requests, rank: Rank, holding: dict[int, Request]
+) -> tuple[list[JobStatus], dict[int, Reason]]:
+    """Who may have GPUs, in order, and why all others wait; ``holding`` gets who has some."""
+    waiting: dict[int, Reason] = {}
+    jobs = standing(snapshot)
+    walk = _candidates(jobs.pending, snapshot, waiting)
+    if jobs.holding:
+        holding.update(requests.of_holding(jobs.holding))
+        for status in jobs.holding:
+            if status.job.job_id in holding:
+                walk.append(status)
+            else:
+                walk += _candidates((status,), snapshot, waiting)
+        walk.sort(key=_ID)
+    return _in_order(walk, rank, holding), waiting
 
 
 def _candidates(
@@ -132,28 +148,39 @@ def _walk(
     walk: Sequence[JobStatus],
     holding: Mapping[int, Request],
     waiting: dict[int, Reason],
+    line: Line | None = None,
 ) -> list[Request]:
     """The requests that are granted; the reason of every other goes to ``waiting``."""
     packer = requests.packer(holding.values())
     reasons = _Reasons(snapshot, requests, packer)
-    granted: list[Request] = []
-    if not holding:
-        granted = requests.retrace(packer, walk)
-        granted += requests.fill(packer, islice(walk, len(granted), None))
+    alike = 0 if line is None else line.packed_alike(requests.trail)
+    granted = [] if holding else requests.retrace(packer, walk, alike)
     free: dict[tuple[str, ...], int] = {}
     reachable: dict[tuple[str, ...], int] = {}
     # They come first, and keep their place even where nothing is free: their node may be down.
-    stay = sum(request.pinned for request in holding.values())
-    for at in range(len(granted), len(walk)):
+    stay = sum([request.pinned for request in holding.values()])
+    at, in_order, may_go_on = len(granted), -1, True
+    while at < len(walk):
+        if may_go_on:
+            more = requests.extend(packer, map(walk.__getitem__, range(at, len(walk))), holding)
+            granted += more
+            at += len(more)
+            in_order = at if in_order < 0 else in_order
+            may_go_on = False
+            continue
         status = walk[at]
         job = status.job
         types = job.gpu_types
         if types not in free:
             most = packer.free_gpus(())
             if at >= stay and not most:
-                reasons.of_all(walk[at:], waiting)
+                if line is not None and at == len(granted):
+                    waiting.update(line.refuse(at, reasons.when_full))
+                else:
+                    reasons.of_all(walk[at:], waiting)
                 break
             free[types] = packer.free_gpus(types) if types else most
+        at += 1
         request = holding.get(job.job_id)
         # Most jobs of a long queue end here: no request is made for them.
         if request is None and free[types] < job.gpus:
@@ -167,9 +194,13 @@ def _walk(
             granted.append(request)
             free.clear()
             reachable.clear()
+            may_go_on = True
         else:
             waiting[job.job_id] = reasons.of(status, free[types])
     requests.adopt(granted, packer)
+    if line is not None:
+        trail = packer.trail if packer.is_plain else None
+        line.keep(trail, len(granted) if in_order < 0 else in_order)
     return granted
 
 
@@ -233,6 +264,10 @@ class _Reasons:
                     kept.statuses[key] = status
         waiting.update(cast(list[tuple[int, Reason]], found))
 
+    def when_full(self, status: JobStatus) -> Reason:
+        """The reason of a job that was refused because no GPU is free."""
+        return self.of(status, 0)
+
     def of(self, status: JobStatus, free: int) -> Reason:
         """The reason of a job that was just refused when ``free`` GPUs of its types were free."""
         job = status.job
@@ -262,38 +297,38 @@ class _Reasons:
         bare = free >= job.gpus and self._packer.fits_gpus_only(shape)
         case = (shape, self._requests.floor(status), free, bare, preempted)
         if case not in self._known:
-            reason = self._make(status, shape, free, bare)
+            code, text = self._make(status, shape, free, bare)
             if preempted:
-                reason = replace(
-                    reason, code=ReasonCode.PREEMPTED, text=f"preempted: {reason.text}"
-                )
-            self._known[case] = reason
+                code, text = ReasonCode.PREEMPTED, f"preempted: {text}"
+            self._known[case] = Reason(code=code, text=text)
         return self._known[case]
 
-    def _make(self, status: JobStatus, shape: Shape, free: int, bare: bool) -> Reason:
+    def _make(
+        self, status: JobStatus, shape: Shape, free: int, bare: bool
+    ) -> tuple[ReasonCode, str]:
         job = status.job
         kind = " or ".join(job.gpu_types) if job.gpu_types else "any type"
         if not self._fits_when_empty(status, shape):
-            return Reason(
-                code=ReasonCode.NEVER_FITS,
-                text=f"{job.gpus} GPUs ({kind}) on {job.nodes or 'any number of'} nodes with "
+            return (
+                ReasonCode.NEVER_FITS,
+                f"{job.gpus} GPUs ({kind}) on {job.nodes or 'any number of'} nodes with "
                 f"{job.min_mem_mib_per_node} MiB each do not fit into the pool even when it is "
                 "empty",
             )
         if free < job.gpus:
-            return Reason(
-                code=ReasonCode.NO_GPUS,
-                text=f"needs {job.gpus} GPUs ({kind}); jobs ahead of it leave {free}",
+            return (
+                ReasonCode.NO_GPUS,
+                f"needs {job.gpus} GPUs ({kind}); jobs ahead of it leave {free}",
             )
         if bare:
-            return Reason(
-                code=ReasonCode.NO_MEMORY,
-                text=f"{job.gpus} GPUs are free, but not with the memory and cores that it needs "
+            return (
+                ReasonCode.NO_MEMORY,
+                f"{job.gpus} GPUs are free, but not with the memory and cores that it needs "
                 "at least beside the jobs there",
             )
-        return Reason(
-            code=ReasonCode.FRAGMENTED,
-            text=f"{free} GPUs are free, but not {job.gpus} in the shape it asks for",
+        return (
+            ReasonCode.FRAGMENTED,
+            f"{free} GPUs are free, but not {job.gpus} in the shape it asks for",
         )
 
     def _fits_when_empty(self, status: JobStatus, shape: Shape) -> bool:

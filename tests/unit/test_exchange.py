@@ -11,6 +11,7 @@ from slurm_synergy.core.decide import check_plan, decide
 from slurm_synergy.core.model import JobStatus, Plan, Snapshot
 from slurm_synergy.core.pipeline import job_rate, proportional_rate
 from slurm_synergy.mechanisms import MECHANISMS, tune
+from slurm_synergy.mechanisms.exchange import _Sort, _worth
 from slurm_synergy.policies import POLICIES
 
 HUNGRY = profile(per_core=100, gpu_rate=900)  # 9 cores per GPU
@@ -129,3 +130,11 @@ def test_an_exchange_never_costs_gain(seed: int, monkeypatch: pytest.MonkeyPatch
     assert [one.job_id for one in after.placements] == placed
     # Whole cores and the order of sharing can cost what the rule does not see: a part of a GPU.
     assert total_gain(shot, after) >= total_gain(shot, before) - 0.5
+
+
+def test_what_a_node_lacks_does_not_concern_those_who_want_no_more_of_it() -> None:
+    """A node can be short of memory, where jobs that cannot leave hold more than it has."""
+    wants_cores = _Sort(-2.0, 1.0, 4, 0, 1, 2, 100, 0.5)
+    wants_both = _Sort(-1.0, 1.0, 4, 10, 1, 2, 100, 0.5)
+    assert _worth([wants_both, wants_cores], 6, -50) == (1.0, 2.0, -50.0)
+    assert _worth([wants_cores], -1, 10) == (0.0, -1, 10)

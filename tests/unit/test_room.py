@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slurm_synergy.core.model import Node
 from slurm_synergy.core.resources import Resources
-from slurm_synergy.core.room import GpuLayout, Need, Needs, Pool, Room, Shape
+from slurm_synergy.core.room import GpuLayout, Need, Needs, Pool, Room, Shape, parts_of
 
 
 def need_of(cpus: int, mem_mib: int) -> Need:
@@ -85,6 +85,36 @@ def test_find_agrees_with_a_plain_search_while_jobs_come_and_go(
         for one, gpus in zip(pool.nodes, free, strict=True):
             by_type[one.gpu_type] += max(gpus, 0)
         assert room.free_gpus() == max(by_type.values())
+
+
+@settings(max_examples=200)
+@given(
+    pool=pools(),
+    asked=st.lists(st.tuples(shapes, needs, st.integers(1, 6), st.booleans()), max_size=6),
+)
+def test_jobs_that_are_alike_are_booked_where_one_after_the_other_would_go(
+    pool: Pool, asked: list[tuple[Shape, Need, int, bool]]
+) -> None:
+    """``book_all`` is as many ``book``, and that is ``find`` and ``take``."""
+    at_once, singly, plain = Room(pool), Room(pool), Room(pool)
+    for shape, need, count, leaves in asked:
+        booked = at_once.book_all(shape, need, count)
+        for number in range(count):
+            found = plain.find(shape, need)
+            put = singly.book(shape, need)
+            if found is None:
+                assert put is None
+                assert len(booked) == number
+                break
+            parts = parts_of(pool, found, need)
+            assert put == booked[number] == (found, parts)
+            plain.take(parts)
+        for number in range(len(pool.nodes)):
+            assert at_once.free(number) == singly.free(number) == plain.free(number)
+        if leaves and booked:
+            for room in (at_once, singly, plain):
+                room.give(booked[0][1])
+    assert at_once.free_gpus() == singly.free_gpus() == plain.free_gpus()
 
 
 def test_a_job_free_to_split_fills_the_emptiest_nodes_and_then_the_tightest() -> None:
