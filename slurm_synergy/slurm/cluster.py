@@ -25,7 +25,7 @@ from slurm_synergy.cluster import (
     Stop,
 )
 from slurm_synergy.config import Settings
-from slurm_synergy.core.model import JobPhase, JobStatus, Node, Reason, ReasonCode
+from slurm_synergy.core.model import Elasticity, JobPhase, JobStatus, Node, Reason, ReasonCode
 from slurm_synergy.errors import ClusterError, LeaseError
 from slurm_synergy.slurm import facts as slurm_facts
 from slurm_synergy.slurm.client import SlurmClient
@@ -108,6 +108,7 @@ class SlurmCluster:
             start_deadline_s=settings.scheduling.start_deadline_s,
             retry_backoff_s=settings.scheduling.retry_backoff_s,
             describe=self._describe,
+            elastic=lambda facts: self._views.view(facts).job.elasticity is not Elasticity.RIGID,
             forget=memory.forget_job,
         )
         self._limits = LimitWatch(
@@ -118,6 +119,7 @@ class SlurmCluster:
         self._observer = Observer(
             self._views,
             self._follower.refusal,
+            self._follower.ceilings,
             enforcement=self.enforcement,
             default_limit_s=terms.default_limit_s,
             fixed=self._fixed,
@@ -151,7 +153,7 @@ class SlurmCluster:
     def tick(self) -> Observation:
         """Read Slurm, follow what was begun, and observe. Raises ClusterError; then try again."""
         reading = self._read()
-        self._limits.see(self._follower.refusals, reading)
+        self._limits.see(self._follower.refusals, self._follower.ceilings, reading)
         self._follower.follow(reading.jobs, self._records.read(), reading.now_s)
         tend_waiting(self._client, reading.jobs, reading.arrays(), reading.now_s)
         records = self._records.read()

@@ -22,6 +22,7 @@ from slurm_synergy.errors import (
     ModelError,
     SlurmCommandError,
 )
+from slurm_synergy.slurm.ceilings import Ceilings
 from slurm_synergy.slurm.client import SlurmClient
 from slurm_synergy.slurm.facts import Hold, JobFacts, JobState
 from slurm_synergy.slurm.limits import obstacle_of
@@ -82,8 +83,9 @@ def ends(facts: JobFacts | None) -> bool:
 class Follower:
     """One step for each job at each reading. Not thread-safe.
 
-    ``describe`` gives the scheduler's view of a job that holds resources; ``forget`` drops the
-    records of a job that Slurm does not know any more.
+    ``describe`` gives the scheduler's view of a job that holds resources, ``elastic`` tells whether
+    a job may be offered other GPUs; ``forget`` drops the records of a job that Slurm does not know
+    any more.
     """
 
     def __init__(
@@ -94,15 +96,18 @@ class Follower:
         start_deadline_s: float,
         retry_backoff_s: float,
         describe: Callable[[JobFacts], Described],
+        elastic: Callable[[JobFacts], bool] = lambda facts: False,
         forget: Callable[[int], None],
     ) -> None:
         self._client, self._leases = client, leases
-        self._describe, self._forget = describe, forget
+        self._describe, self._elastic, self._forget = describe, elastic, forget
         self._start_deadline_s = start_deadline_s
         self._attempts: dict[int, Attempt] = {}
         self._hindered: dict[int, str] = {}
         self.refusals = Refusals(retry_backoff_s)
         """Jobs whose last start failed."""
+        self.ceilings = Ceilings(retry_backoff_s)
+        """Sizes of elastic jobs that Slurm has refused."""
         self._confirmed: dict[int, int] = {}
         self._complained: set[tuple[int, str]] = set()
 
@@ -146,7 +151,7 @@ class Follower:
                 elif facts is None or ends(facts):
                     self._end_finished(job_id, facts)
                 elif facts.pending:
-                    self._follow_start(facts, now_s)
+                    self._follow_start(facts, lease, now_s)
                 elif facts.running:
                     self._follow_run(facts, lease, stopping=bool(record and record.stopping))
                 elif facts.state is JobState.SUSPENDED and record and record.stopping:
@@ -175,7 +180,7 @@ class Follower:
         self._leases.end(job_id)
         _LOG.debug("job %d: ended", job_id)
 
-    def _follow_start(self, facts: JobFacts, now_s: float) -> None:
+    def _follow_start(self, facts: JobFacts, lease: Lease, now_s: float) -> None:
         job_id = facts.job_id
         if is_held(facts):
             # Requeued, or a start that was taken back: it holds nothing any more.
@@ -187,7 +192,7 @@ class Follower:
         attempt = self._attempts.setdefault(job_id, Attempt(since_s=now_s, restarts=facts.restarts))
         if facts.restarts != attempt.restarts:
             self._client.hold(job_id)
-        elif self._is_put_off(facts, now_s) or self._is_hindered(facts, now_s):
+        elif self._is_put_off(facts, now_s) or self._is_hindered(facts, lease, now_s):
             return
         elif now_s - attempt.since_s > self._start_deadline_s:
             text = f"did not start within {self._start_deadline_s:g} s; Slurm says {facts.reason}"
@@ -209,7 +214,7 @@ class Follower:
         _LOG.warning("job %d: %s; the start is taken back", facts.job_id, text)
         return True
 
-    def _is_hindered(self, facts: JobFacts, now_s: float) -> bool:
+    def _is_hindered(self, facts: JobFacts, lease: Lease, now_s: float) -> bool:
         """Whether one of Slurm's limits is in the way; then the job is held again at once."""
         job_id, obstacle = facts.job_id, obstacle_of(facts.reason)
         # Believed when two readings agree: the word may be from before the release.
@@ -218,10 +223,15 @@ class Follower:
         if obstacle is None or not confirmed:
             return False
         self._client.hold(job_id)
-        text = f"Slurm does not start it: {obstacle.text}"
-        self.refusals.add(job_id, text, now_s, trigger=obstacle.trigger, facts=facts)
+        text, of_size = f"Slurm does not start it: {obstacle.text}", ""
+        if obstacle.of_size and self._elastic(facts):
+            placement = lease.placement
+            self.ceilings.add(facts, placement, obstacle, text, now_s)
+            of_size = f"; it had {placement.gpus} GPUs of type {placement.gpu_type}"
+        else:
+            self.refusals.add(job_id, text, now_s, trigger=obstacle.trigger, facts=facts)
         del self._hindered[job_id]
-        _LOG.warning("job %d: %s", job_id, text)
+        _LOG.warning("job %d: %s%s", job_id, text, of_size)
         return True
 
     def _follow_run(self, facts: JobFacts, lease: Lease, *, stopping: bool) -> None:
@@ -304,6 +314,7 @@ class Follower:
             for job_id in memory.keys() - known:
                 del memory[job_id]
         self.refusals.keep_only(known)
+        self.ceilings.keep_only(known)
         self._complained = {entry for entry in self._complained if entry[0] in known}
 
 

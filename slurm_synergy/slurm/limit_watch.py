@@ -6,6 +6,7 @@ import logging
 
 from slurm_synergy.errors import SlurmCommandError, SlurmParseError
 from slurm_synergy.slurm.accounting import AccountingFacts
+from slurm_synergy.slurm.ceilings import Ceilings
 from slurm_synergy.slurm.client import SlurmClient
 from slurm_synergy.slurm.follow import holds_now
 from slurm_synergy.slurm.observing import Reading
@@ -17,13 +18,15 @@ _LOG = logging.getLogger(__name__)
 
 # Slurm has a handful of levels of accounts at most.
 _MOST_LEVELS = 8
+_RUNNING_PATIENCE = 3
 
 
 class LimitWatch:
-    """Tells ``Refusals`` of each reading. Slurm is asked only for what a job waits for.
+    """Tells ``Refusals`` and ``Ceilings`` of each reading. Slurm is asked only for what matters.
 
     ``accounts_every_s``: the limits of accounts are asked for no more often than that, in seconds;
-    a large site has many of them. Not thread-safe.
+    a large site has many of them; where they matter to running jobs only, a third as often.
+    Not thread-safe.
     """
 
     def __init__(self, client: SlurmClient, partition: str, *, accounts_every_s: float) -> None:
@@ -32,19 +35,25 @@ class LimitWatch:
         self._above: frozenset[str] = frozenset()
         self._complained = False
 
-    def see(self, refusals: Refusals, reading: Reading) -> None:
+    def see(self, refusals: Refusals, ceilings: Ceilings, reading: Reading) -> None:
         """One reading. Raises ClusterError when Slurm does not answer."""
+        now_s, waiting = reading.now_s, refusals.accounts
+        every_s = self._every_s if waiting else _RUNNING_PATIENCE * self._every_s
+        accounting = self._accounting(waiting | ceilings.accounts, every_s, now_s)
         refusals.see(
             holding=[job_id for job_id, facts in reading.jobs.items() if holds_now(facts)],
             nodes=reading.nodes.values(),
             partition=(
                 self._client.read_partition(self._partition) if refusals.watches_partition else None
             ),
-            accounting=self._accounting(refusals.accounts, reading.now_s),
+            accounting=accounting,
         )
+        ceilings.see(reading.jobs, accounting, now_s)
 
-    def _accounting(self, accounts: frozenset[str], now_s: float) -> AccountingFacts | None:
-        if not accounts or now_s < self._asked_s + self._every_s:
+    def _accounting(
+        self, accounts: frozenset[str], every_s: float, now_s: float
+    ) -> AccountingFacts | None:
+        if not accounts or now_s < self._asked_s + every_s:
             return None
         self._asked_s = now_s
         try:

@@ -33,11 +33,15 @@ class Trigger(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Obstacle:
-    """Why Slurm does not start a job, in words, and what may change that."""
+    """Why Slurm does not start a job, in words, and what may change that.
+
+    ``of_size``: a smaller job may be within it.
+    """
 
     reason: str
     text: str
     trigger: Trigger
+    of_size: bool = False
 
 
 _PLAIN: dict[str, tuple[str, Trigger]] = {
@@ -98,6 +102,8 @@ _JOBS = {
     "submitjob": "be there at once",
     "jobspersubmit": "be there at once",
 }
+# What grows with the GPUs of a job.
+_SIZES = ("cpu", "gres", "mem", "memory", "node", "nodes", "billing", "energy")
 _WHAT = {
     "cpu": "CPUs",
     "gres": "GPUs",
@@ -123,26 +129,34 @@ def obstacle_of(reason: str) -> Obstacle | None:
     """
     plain = _PLAIN.get(reason)
     if plain is not None:
-        return Obstacle(reason=reason, text=f"{plain[0]} ({reason})", trigger=plain[1])
+        return Obstacle(
+            reason=reason,
+            text=f"{plain[0]} ({reason})",
+            trigger=plain[1],
+            of_size=reason.endswith("ResourceLimit"),
+        )
     if reason.startswith(_NODES):
         text = "a node of its placement cannot be used now"
         return Obstacle(reason=reason, text=f"{text} ({reason})", trigger=Trigger.NODES_CHANGED)
     match = _ACCOUNTING.fullmatch(reason)
     if match is None:
         return None
+    scope, kind, rest = match.groups()
+    body = rest.removesuffix("Limit").removesuffix("NotSatisfied")
+    counted = re.sub("(Run)?Minutes", "", re.sub("|".join(_PER), "", body)).lower()
     return Obstacle(
-        reason=reason, text=f"{_of_accounting(*match.groups())} ({reason})", trigger=_lifted(reason)
+        reason=reason,
+        text=f"{_of_accounting(scope, kind, body, counted)} ({reason})",
+        trigger=_lifted(reason),
+        of_size=kind != "Min" and counted in _SIZES,
     )
 
 
-def _of_accounting(scope: str, kind: str, rest: str) -> str:
+def _of_accounting(scope: str, kind: str, body: str, counted: str) -> str:
     """``AssocGrpGRES``, ``QOSMaxCpuPerUserLimit``, ``QOSMinGRES`` and their like, in words."""
     whose = "account" if scope == "Assoc" else "QOS"
-    body = rest.removesuffix("Limit").removesuffix("NotSatisfied")
     per = next((words for word, words in _PER.items() if word in body), "")
-    counted = re.sub("|".join(_PER), "", body)
-    minutes = "RunMinutes" in counted or "Minutes" in counted
-    counted = re.sub("(Run)?Minutes", "", counted).lower()
+    minutes = "Minutes" in body
     what = _WHAT.get(counted, counted or "use")
     what = f"minutes of {what}" if minutes else what
     if kind == "Max" and counted in _JOBS and "PerJob" not in body:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from slurm_synergy.cluster import Observation, ObservedJob, Record
 from slurm_synergy.core.model import (
+    Ceiling,
     Enforcement,
     Job,
     JobPhase,
@@ -22,10 +23,11 @@ from slurm_synergy.core.model import (
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.slurm import facts as slurm_facts
 from slurm_synergy.slurm.arrays import ArrayPlan, plan_arrays
+from slurm_synergy.slurm.ceilings import Ceilings
 from slurm_synergy.slurm.facts import JobFacts, JobState, NodeFacts, ReservationFacts
 from slurm_synergy.slurm.follow import Described, holds_now
 from slurm_synergy.slurm.maintenance import MaintenanceGate, ahead_of, end_s
-from slurm_synergy.slurm.pool import UNTYPED, NodeMemory, allocated, free_on
+from slurm_synergy.slurm.pool import UNTYPED, NodeMemory, allocated, free_on, gpu_type_of
 from slurm_synergy.slurm.request import is_held, is_passed_through, waits_on
 from slurm_synergy.slurm.views import JobView, JobViews
 
@@ -53,31 +55,35 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Waiting:
-    """A waiting job as it was made of its facts; ``grace_s`` is what a stop would leave it."""
+    """A waiting job as it was made of its facts, and of what it is not to be offered."""
 
     facts: JobFacts
     view: JobView
+    ceilings: tuple[Ceiling, ...]
     seen: ObservedJob
 
 
 class Observer:
     """Makes observations. Not thread-safe.
 
-    ``refusal`` tells why a job's last start keeps it from being planned, ``default_limit_s`` is the
-    time limit of jobs that have none of their own (None: none). ``fixed`` tells of a node by name
-    whether jobs have fixed shares there.
+    ``refusal`` tells why a job's last start keeps it from being planned, ``ceilings`` which sizes
+    are not to be offered. ``default_limit_s`` is the time limit of jobs that have none of their own
+    (None: none). ``fixed`` tells of a node by name whether jobs have fixed shares there.
     """
 
     def __init__(
         self,
         views: JobViews,
         refusal: Callable[[JobFacts, float], Reason | None],
+        ceilings: Ceilings,
         *,
         enforcement: Enforcement,
         default_limit_s: float | None,
         fixed: Callable[[str], bool] = lambda name: False,
     ) -> None:
-        self._views, self._refusal = views, refusal
+        self._views, self._refusal, self._ceilings = views, refusal, ceilings
+        self._kinds = frozenset[str]()
+        self._below: dict[int, tuple[Job, frozenset[str], Job]] = {}
         self._enforcement, self._default_limit_s = enforcement, default_limit_s
         self._gate, self._nodes = MaintenanceGate(), NodeMemory(fixed=fixed)
         self._held: dict[int, Holdings] = {}
@@ -97,6 +103,7 @@ class Observer:
 
         ``others`` are the reservations of others.
         """
+        self._kinds = frozenset(gpu_type_of(node) or UNTYPED for node in reading.nodes.values())
         jobs, starting = self._jobs(reading, records)
         self._forget_all_but(reading.jobs)
         nodes = self._nodes.values(reading.nodes.values(), ours=self.in_use, reserved=reserved)
@@ -152,15 +159,49 @@ class Observer:
 
     def _still_waiting(self, known: _Waiting, now_s: float, in_array: Reason | None) -> ObservedJob:
         """A waiting job whose record has not changed. Why it is blocked depends on more than it."""
+        job_id = known.facts.job_id
         blocked = self._blocked(known.facts, known.view, now_s) or in_array
-        if blocked == known.seen.blocked:
+        ceilings = self._ceilings.of(job_id)
+        if blocked == known.seen.blocked and ceilings is known.ceilings:
             return known.seen
-        seen = replace(known.seen, blocked=blocked)
-        self._waiting[known.facts.job_id] = replace(known, seen=seen)
+        seen = replace(known.seen, blocked=blocked, job=self._below_ceilings(known.view.job))
+        self._waiting[job_id] = replace(known, seen=seen, ceilings=ceilings)
         return seen
 
     def _blocked(self, facts: JobFacts, view: JobView, now_s: float) -> Reason | None:
-        return view.problem or waits_on(facts, now_s) or self._refusal(facts, now_s)
+        return (
+            view.problem
+            or waits_on(facts, now_s)
+            or self._refusal(facts, now_s)
+            or self._too_large(view.job)
+        )
+
+    def _too_large(self, job: Job) -> Reason | None:
+        """Why a waiting job must not be planned as every size of it is refused."""
+        if not self._ceilings.of(job.job_id) or self._kinds_left(self._below_ceilings(job)):
+            return None
+        return self._ceilings.why(job.job_id)
+
+    def _below_ceilings(self, job: Job) -> Job:
+        """The job with the sizes that it is not to be offered: the same object as long as it is."""
+        ceilings = self._ceilings.of(job.job_id)
+        if not ceilings:
+            return job
+        made_of, kinds_then, made = self._below.get(job.job_id, (None, self._kinds, job))
+        if made_of is not job or made.ceilings is not ceilings or kinds_then != self._kinds:
+            made = replace(job, ceilings=ceilings)
+            kinds = self._kinds_left(made)
+            if kinds and len(kinds) < len(self._kinds_of(job)):
+                made = replace(made, gpu_types=kinds)
+            self._below[job.job_id] = job, self._kinds, made
+        return made
+
+    def _kinds_of(self, job: Job) -> tuple[str, ...]:
+        return job.gpu_types or tuple(sorted(self._kinds))
+
+    def _kinds_left(self, job: Job) -> tuple[str, ...]:
+        """The GPU types of which some number is left to the job."""
+        return tuple(one for one in self._kinds_of(job) if job.most_on(one) >= job.least_gpus)
 
     def _observed(
         self, facts: JobFacts, phase: JobPhase, held: Holdings, now_s: float
@@ -176,7 +217,7 @@ class Observer:
             blocked = Reason(code=ReasonCode.NOT_OURS, text=text)
         types = [part.gpu_type for part in facts.allocation if part.gpu_type]
         seen = ObservedJob(
-            job=view.job,
+            job=self._below_ceilings(view.job),
             phase=phase,
             restarts=facts.restarts,
             started_s=facts.start_s if facts.running else None,
@@ -188,7 +229,9 @@ class Observer:
             profile_key=view.hints.profile or "",
         )
         if phase is JobPhase.PENDING and not held:
-            self._waiting[facts.job_id] = _Waiting(facts=facts, view=view, seen=seen)
+            self._waiting[facts.job_id] = _Waiting(
+                facts=facts, view=view, ceilings=self._ceilings.of(facts.job_id), seen=seen
+            )
         return seen
 
     def _holdings(self, facts: JobFacts) -> Holdings:
@@ -204,6 +247,7 @@ class Observer:
     def _forget_all_but(self, jobs: Mapping[int, JobFacts]) -> None:
         self._views.forget_all_but(jobs.keys())
         self._held = {job_id: self._held[job_id] for job_id in self._held.keys() & jobs}
+        self._below = {job_id: self._below[job_id] for job_id in self._below.keys() & jobs}
         self._waiting = {
             job_id: known
             for job_id, known in self._waiting.items()

@@ -5,18 +5,30 @@ The controller runs as an account that is an operator (AdminLevel=Operator), and
 
 from __future__ import annotations
 
+import os
 import pwd
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from builders import scaling
 from harness import Slurm
 from ran import Ran
 from test_limits import is_limited, tries, until
-from test_security import AsAccount, account, home, needs_root_and_setpriv
+from test_security import (
+    AsAccount,
+    account,
+    home,
+    needs_root_and_setpriv,
+    operator_account,
+)
 
+from slurm_synergy.controller.ledger import Ledger
+from slurm_synergy.controller.wiring import SystemClock
+from slurm_synergy.core.model import Profile
 from slurm_synergy.devcluster import DevCluster, NodeShape, missing_accounting
 from slurm_synergy.slurm.accounting import AccountingFacts
 from slurm_synergy.slurm.facts import Hold
@@ -30,14 +42,29 @@ GPU, SMALL = "--gres=gpu:1", ("--mem=1000", "--time=5")
 GROUP = "all jobs of its account together are at the limit of "
 
 
-@pytest.fixture
-def kept_cluster(account: pwd.struct_passwd) -> Iterator[DevCluster]:
+@pytest.fixture(scope="module")
+def kept_cluster() -> Iterator[DevCluster]:
     missing = missing_accounting()
     if missing:
         pytest.skip(f"{', '.join(missing)} not installed (scripts/install-slurm.sh)")
+    account = operator_account()
     site = {"operators": [0, account.pw_uid]}
     with DevCluster(nodes=NODES, real_node=False, accounting=True, site=site) as cluster:
+        administer(cluster, f"add user {account.pw_name} account=root adminlevel=operator")
         yield cluster
+
+
+def administer(cluster: DevCluster, line: str) -> None:
+    cluster.run(["sacctmgr", "-i", *line.split()])
+
+
+def operated(
+    cluster: DevCluster, home: Path, account: pwd.struct_passwd, **settings: Any
+) -> AsAccount:
+    """A controller as an operator that is not root, not started yet."""
+    daemon = AsAccount(cluster, home, pool={"nodes": "n[1-2]"}, **settings)
+    daemon.account = account
+    return daemon
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,11 +154,7 @@ def test_jobs_beyond_limits_are_held_explained_and_started_when_these_are_eased(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     jobs = Slurm(kept_cluster, home)
-    daemon = AsAccount(kept_cluster, home, pool={"nodes": "n[1-2]"})
-    daemon.account = account
-
-    def administer(line: str) -> None:
-        kept_cluster.run(["sacctmgr", "-i", *line.split()])
+    daemon = operated(kept_cluster, home, account)
 
     def runs(job_id: int) -> bool:
         return jobs.job(job_id).running
@@ -141,10 +164,9 @@ def test_jobs_beyond_limits_are_held_explained_and_started_when_these_are_eased(
         now = jobs.client.read_accounting(before.accounts)
         return now.eased_since(before) or runs(job_id)
 
-    administer(f"add user {account.pw_name} account=root adminlevel=operator")
     for case in CASES:
         for line in case.made:
-            administer(line)
+            administer(kept_cluster, line)
     daemon.start()
     try:
         # All at once: most of the time is spent on waiting.
@@ -165,7 +187,7 @@ def test_jobs_beyond_limits_are_held_explained_and_started_when_these_are_eased(
             lab = jobs.job(second[case]).account or ""
             before = jobs.client.read_accounting((lab, "top"))
             if case.eased is not None:
-                administer(case.eased)
+                administer(kept_cluster, case.eased)
             else:
                 jobs.client.cancel(first[case])
             until(partial(eased, before, second[case]), daemon)
@@ -174,4 +196,56 @@ def test_jobs_beyond_limits_are_held_explained_and_started_when_these_are_eased(
             # Waits of 2, 4, 8, 16 seconds: however slow this machine is, there are few tries.
             assert tries(daemon, job_id) <= 6
     finally:
+        jobs.cancel_all()
         daemon.stop()
+        jobs.client.delete_reservation(daemon.settings.reservation_name)
+
+
+def test_an_elastic_job_comes_to_the_gpus_that_its_limits_allow(
+    kept_cluster: DevCluster,
+    account: pwd.struct_passwd,
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Sia would give it a whole node; four GPUs are allowed, of which another job has two."""
+    jobs = Slurm(kept_cluster, home)
+    scheduling = {"policy": "sia", "round_s": 2.0}
+    daemon = operated(kept_cluster, home, account, scheduling=scheduling)
+    for line in ("add qos q4 MaxTRESPU=gres/gpu=4", "modify user root set qos+=q4"):
+        administer(kept_cluster, line)
+    _believe_that_it_scales(daemon)
+    daemon.start()
+
+    def said(words: str) -> bool:
+        return words in Ran(capsys, "explain", str(job_id), "--config", str(daemon.config)).out
+
+    try:
+        other = jobs.submit("--qos=q4", "--gres=gpu:2", *SMALL)
+        jobs.running(other)
+        hints = "elastic=full,max_gpus=8,batch=32-4096,profile=scales"
+        job_id = jobs.submit("--qos=q4", GPU, f"--comment=synergy:{hints}", "--mem=1000")
+        assert jobs.running(job_id, timeout_s=120).gpus_held == 2
+        until(partial(said, "fewer than 4 of type v100 (Slurm does not start it: its QOS"), daemon)
+        assert tries(daemon, job_id) == 2, "with eight and with four"
+        rounds = len(daemon.journal)
+        until(lambda: len(daemon.journal) > rounds + 3, daemon)
+        assert (jobs.job(job_id).restarts, tries(daemon, job_id)) == (0, 2), "it is left in peace"
+        jobs.client.cancel(other)
+        until(lambda: jobs.job(job_id).gpus_held == 4, daemon, timeout_s=120)
+        # Eight are still too many, and not tried again.
+        assert (jobs.job(job_id).restarts, tries(daemon, job_id)) == (1, 2), daemon.log[-9000:]
+    finally:
+        jobs.cancel_all()
+        daemon.stop()
+        jobs.client.delete_reservation(daemon.settings.reservation_name)
+
+
+def _believe_that_it_scales(daemon: AsAccount) -> None:
+    """As if jobs with that profile had run on all GPUs of a node."""
+    belief = scaling({"v100": 1.0}, explored={"v100": 8}, noise=1e4)
+    state = Path(daemon.settings.state_dir)
+    ledger = Ledger(state, clock=SystemClock())
+    ledger.save_profile(Profile(key="scales", scaling=belief, restart_s=1.0))
+    ledger.close()
+    for path in (state, *state.rglob("*")):
+        os.chown(path, daemon.account.pw_uid, daemon.account.pw_gid)

@@ -62,10 +62,14 @@ def _run_slurmctld_as(account: pwd.struct_passwd, cluster: DevCluster) -> None:
         cluster.slurmd_start(node)
 
 
-@pytest.fixture
-def account() -> pwd.struct_passwd:
+def operator_account() -> pwd.struct_passwd:
     names = {entry.pw_name: entry for entry in pwd.getpwall()}
     return names.get("games") or names["nobody"]
+
+
+@pytest.fixture
+def account() -> pwd.struct_passwd:
+    return operator_account()
 
 
 @pytest.fixture
