@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import sub
 from typing import Final
 
 import numpy as np
@@ -36,6 +37,8 @@ IDLE: Final = -1
 _FEW_JOBS: Final = 200  # up to here, and with as few rows, exact prices take less time
 _FEW_ROWS: Final = 12
 _SAME: Final = 1e-9  # relative: two choices that differ by less are equally good
+_LEAST_GAIN: Final = 1e-12  # of the largest: a move that brings less is none
+_FEW_CHOICES: Final = 256
 _DP_WORK: Final = 30_000_000  # additions of the exact step: about 30 ms
 
 
@@ -183,6 +186,8 @@ class _Search:
         """A good choice that fits: ``start`` completed, unless ``best`` relieved is better."""
         if start is None:
             return self.improve(self.relieve(best, prices), prices)
+        if bound - self.value(start) <= _LEAST_GAIN * self.scale:
+            return start  # no move brings anything
         kept = self.improve(start, prices)
         if not _is_better(bound, self.value(kept)):
             return kept  # nothing is
@@ -249,7 +254,7 @@ class _Search:
             # By the columns from which and to which a job moves.
             too_large: Bools = np.any(self.change > left[:, None, None], axis=0)
             more = self.gains - self.gains[rows, columns][:, None]
-            closed = too_large[columns] | (more <= 1e-12 * self.scale)
+            closed = too_large[columns] | (more <= _LEAST_GAIN * self.scale)
             more -= dear[columns]
             more[closed] = -np.inf
             at = np.argmax(more, axis=1)
@@ -298,7 +303,8 @@ class _Search:
         if states * int(counts[undecided].sum()) > _DP_WORK:
             return None
         options = {job: np.nonzero(open_[job])[0] for job in undecided.tolist()}
-        picked = self._program(options, sizes)
+        few = np.prod(counts[undecided], dtype=np.float64) <= _FEW_CHOICES
+        picked = (self._tried if few else self._program)(options, sizes)
         if picked is None:
             return None
         columns[undecided] = picked
@@ -309,6 +315,42 @@ class _Search:
         """States per row: no more than all undecided jobs together could take."""
         most = [float((open_ * takes).max(axis=1, initial=0.0).sum()) for takes in self.takes]
         return [int(min(a, b)) for a, b in zip(left, most, strict=True)]
+
+    def _tried(self, options: Mapping[int, Ints], sizes: list[int]) -> Ints | None:
+        """As ``_program``, for so few choices that what they leave is sooner looked at as it comes.
+
+        Arrays over all that could be left would take several times as long.
+        """
+        takes = self.takes.T.astype(np.int64).tolist()
+        cases = [
+            list(zip(columns.tolist(), self.gains[job, columns].tolist(), strict=True))
+            for job, columns in options.items()
+        ]
+        known: dict[tuple[int, tuple[int, ...]], tuple[float, int]] = {}
+
+        def best(at: int, room: tuple[int, ...]) -> tuple[float, int]:
+            """The most that the jobs up to ``at`` bring, and the column of the last of them."""
+            if at < 0:
+                return 0.0, IDLE
+            found = known.get((at, room))
+            if found is None:
+                most, which = -np.inf, IDLE
+                for column, gain in cases[at]:
+                    left = tuple(map(sub, room, takes[column]))
+                    value = -np.inf if min(left) < 0 else best(at - 1, left)[0] + gain
+                    if value > most:
+                        most, which = value, column
+                found = known[at, room] = most, which
+            return found
+
+        room = tuple(sizes)
+        if not np.isfinite(best(len(cases) - 1, room)[0]):
+            return None
+        picked = np.zeros(len(cases), dtype=np.int64)
+        for at in range(len(cases) - 1, -1, -1):
+            picked[at] = best(at, room)[1]
+            room = tuple(map(sub, room, takes[picked[at]]))
+        return picked
 
     def _program(self, options: Mapping[int, Ints], sizes: list[int]) -> Ints | None:
         """Best of the ``options`` of each job, in their order, within ``sizes`` of the rows."""

@@ -15,7 +15,17 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LEAST_S", "NUMBERS", "Curves", "Row", "best_of", "goodput_of", "iteration_s", "sync_s"]
+__all__ = [
+    "LEAST_S",
+    "NUMBERS",
+    "Curves",
+    "Row",
+    "best_by_noise",
+    "best_of",
+    "goodput_of",
+    "iteration_s",
+    "sync_s",
+]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -73,6 +83,19 @@ def best_of(
     return _joined(found)
 
 
+def best_by_noise(
+    numbers: Floats, nodes: int, replicas: int, noise: Floats, candidates: int
+) -> Floats:
+    """Goodput ``(E,)`` of one pair's best candidate under each of several statistics.
+
+    ``numbers`` ``(NUMBERS,)`` are its learner, ``noise`` ``(E, 2)`` square and variance.
+    """
+    rows = np.repeat(numbers[:, None], len(noise), axis=1)
+    rows[_STATISTICS] = noise.T
+    rate, scale = _curve(rows[:, :1], np.array([nodes]), np.array([replicas]), candidates)
+    return _top(rows, rate, scale, np.full(len(noise), np.inf))[0]
+
+
 def goodput_of(
     numbers: Floats,
     nodes: Ints,
@@ -104,11 +127,12 @@ class Curves:
         self._of = np.empty((0, len(_OF_CURVE) + 2))  # what each was made from
         self._rate = np.empty((candidates, 0))
         self._scale = np.empty((candidates, 0))
-        # Of each the last question (statistics and bound) and its answer (goodput and batch).
-        self._asked = np.empty((0, len(_STATISTICS) + 1))
-        self._found = np.empty((0, 3))
+        # Of each the last question of either kind (statistics and bound), and its answer (goodput
+        # and batch).
+        self._asked = np.empty((0, 2, len(_STATISTICS) + 1))
+        self._found = np.empty((0, 2, 3))
 
-    def best(
+    def find(
         self,
         jobs: Ints,
         configurations: Sequence[Hashable],
@@ -116,9 +140,12 @@ class Curves:
         numbers: Floats,
         nodes: Ints,
         replicas: Ints,
-        most_rate: Floats,
-    ) -> Found:
-        """As ``best_of``, for K pairs of a job and one of ``configurations``."""
+    ) -> Ints:
+        """Where the curves of K pairs of a job and one of ``configurations`` are kept.
+
+        -1 where there is no more room for one. The answer holds as long as nothing but the
+        statistics among ``numbers`` changes.
+        """
         columns = self._numbered(configurations)[columns]
         self._reach(int(jobs.max(initial=-1)) + 1, len(self._columns))
         made_from: Floats = np.column_stack(
@@ -129,12 +156,29 @@ class Curves:
         known[known] = (self._of[at[known]] == made_from[known]).all(axis=1)
         if not known.all():
             at = self._learn(jobs, columns, at, ~known, numbers, nodes, replicas, made_from)
+        return at
+
+    def best(
+        self,
+        at: Ints,
+        numbers: Floats,
+        nodes: Ints,
+        replicas: Ints,
+        most_rate: Floats,
+        question: int = 0,
+    ) -> Found:
+        """As ``best_of``, of the pairs whose curves are ``at``.
+
+        Who asks with two sorts of bounds in turn numbers them (``question``, 0 or 1).
+        """
         kept = at >= 0
         if kept.all():
-            return self._best_kept(at, numbers, replicas, most_rate)
+            return self._best_kept(at, numbers, replicas, most_rate, question)
         found: Found = np.zeros(len(at)), np.zeros(len(at), np.int64), np.zeros(len(at), np.int64)
         with_, without = np.nonzero(kept)[0], np.nonzero(~kept)[0]
-        some = self._best_kept(at[with_], numbers[with_], replicas[with_], most_rate[with_])
+        some = self._best_kept(
+            at[with_], numbers[with_], replicas[with_], most_rate[with_], question
+        )
         others = best_of(
             numbers[without],
             nodes[without],
@@ -195,22 +239,25 @@ class Curves:
         if self._used > there:
             more = min(max(2 * there, self._used), self._most) - there
             self._of, self._asked, self._found = (
-                np.vstack((one, np.empty((more, one.shape[1]))))
+                np.concatenate((one, np.empty((more, *one.shape[1:]))))
                 for one in (self._of, self._asked, self._found)
             )
             self._rate = np.hstack((self._rate, np.empty((self._candidates, more))))
             self._scale = np.hstack((self._scale, np.empty((self._candidates, more))))
 
-    def _best_kept(self, at: Ints, numbers: Floats, replicas: Ints, most_rate: Floats) -> Found:
+    def _best_kept(
+        self, at: Ints, numbers: Floats, replicas: Ints, most_rate: Floats, question: int
+    ) -> Found:
         asked = np.column_stack((numbers[:, _STATISTICS], most_rate))
-        for part in _parts(np.nonzero((self._asked[at] != asked).any(axis=1))[0]):
+        before, found = self._asked[:, question], self._found[:, question]
+        for part in _parts(np.nonzero((before[at] != asked).any(axis=1))[0]):
             rows, there = np.ascontiguousarray(numbers[part].T), at[part]
             rate, scale = np.take(self._rate, there, axis=1), np.take(self._scale, there, axis=1)
             best, which = _top(rows, rate, scale, most_rate[part])
             batch = _batch_at(rows, replicas[part], which, self._candidates, best > 0)
-            self._asked[there] = asked[part]
-            self._found[there] = np.column_stack((best, *batch))
-        goodput, local, passes = self._found[at].T
+            before[there] = asked[part]
+            found[there] = np.column_stack((best, *batch))
+        goodput, local, passes = found[at].T
         return goodput, local.astype(np.int64), passes.astype(np.int64)
 
 

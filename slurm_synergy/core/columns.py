@@ -67,9 +67,10 @@ def _splits(job: Job) -> bool:
 
 
 def scale_limit(status: JobStatus) -> int:
-    """The most GPUs that the job may have next, as ``scale_limits``."""
+    """The most GPUs that the job may have next, of any type, as ``scale_limits``."""
     now, scaling, job = held(status), status.profile.scaling, status.job
-    known = (job.least_gpus, job.most_gpus, now.gpus if now else 0)
+    most = min([job.most_gpus, *(job.most_on(one.gpu_type) for one in job.ceilings)])
+    known = (job.least_gpus, most, now.gpus if now else 0)
     return int(scale_limits(*known, scaling.explored_gpus if scaling else 0))
 
 

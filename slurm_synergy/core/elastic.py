@@ -138,9 +138,13 @@ def as_granted(snapshot: Snapshot, status: JobStatus, configuration: Configurati
     if job.elasticity is _RIGID or _is_own(job, configuration):
         return status
     known = _Lasting.of_snapshot(snapshot)
-    found = known.shapes.get(job.job_id)
+    found, other = known.shapes.get(job.job_id, (None, None))
     if found is None or not found.serves(known, status, configuration):
-        found = known.shapes[job.job_id] = _Shape(known, status, configuration, found)
+        if other is not None and other.serves(known, status, configuration):
+            found, other = other, found
+        else:
+            found, other = _Shape(known, status, configuration, found), found
+        known.shapes[job.job_id] = found, other
     return found.granted(status)
 
 
@@ -264,7 +268,8 @@ class _Lasting:
     __slots__ = ("_models", "shapes")
 
     def __init__(self) -> None:
-        self.shapes: dict[int, _Shape] = {}
+        # The last two of each job: as its batch is hoped to be, and as it is.
+        self.shapes: dict[int, tuple[_Shape, _Shape | None]] = {}
         self._models: dict[
             int, tuple[Mapping[str, TypeSpeed] | None, Mapping[str, ThroughputModel]]
         ] = {}

@@ -96,17 +96,22 @@ class FactsOf:
     """Facts of J jobs by GPU type, of which there are T.
 
     ``slots`` ``(J,)`` are small numbers that stay the jobs' own. ``units`` ``(J, T)`` are GPUs per
-    replica, 0 where the type is not allowed; ``rates`` samples/s per GPU, NaN where not known;
+    replica, 0 where the type is not allowed; ``most`` the most GPUs of it that may be offered;
+    ``rates`` samples/s per GPU, NaN where not known;
     ``numbers`` ``(J, T, NUMBERS)`` the learners (``batch_curves.Row``), NaN where there is none;
-    ``whole`` ``(J, len(Fact))``. ``held`` is what each holds.
+    ``whole`` ``(J, len(Fact))``. ``held`` is what each holds. Facts of the same jobs that have the
+    same ``version`` differ in their statistics alone, and in nothing if ``noise`` is the same too.
     """
 
     slots: Ints
     units: Ints
+    most: Ints
     rates: Floats
     numbers: Floats
     whole: Ints
     held: Sequence[Key | None]
+    version: int
+    noise: int
 
     def __getitem__(self, fact: Fact) -> Ints:
         return self.whole[:, fact]
@@ -150,10 +155,12 @@ class Facts:
             if node.capacity.gpus:
                 at = self.kinds.index(node.gpu_type)
                 self.most_mib[at] = max(self.most_mib[at], node.capacity.mem_mib)
-        self._supplies = Supplies(snapshot)
+        self._supplies, self._lent = Supplies(snapshot), Supplies(snapshot, lent=True)
         self._origins: dict[int, _Origin] = {}
+        self._version = self._noise = 0
         kinds = len(self.kinds)
         self._units = np.zeros((0, kinds), dtype=np.int64)
+        self._most = np.zeros((0, kinds), dtype=np.int64)
         self._rates = np.zeros((0, kinds))
         self._numbers = np.zeros((0, kinds, NUMBERS))
         self._whole = np.zeros((0, len(Fact)), dtype=np.int64)
@@ -200,10 +207,13 @@ class Facts:
         return FactsOf(
             slots=at,
             units=self._units[at],
+            most=self._most[at],
             rates=self._rates[at],
             numbers=self._numbers[at],
             whole=self._whole[at],
             held=[origin.held for origin in origins],
+            version=self._version,
+            noise=self._noise,
         )
 
     def fed(self, facts: FactsOf, jobs: Sequence[JobStatus], columns: Columns) -> Floats:
@@ -221,6 +231,11 @@ class Facts:
         for row in np.nonzero(np.isnan(self._fed[facts.slots, 0]))[0].tolist() if shape[1] else ():
             self._fed[facts.slots[row]] = self._supplies.row(jobs[row], columns)
         return np.asarray(self._fed[facts.slots])
+
+    def lent(self, jobs: Sequence[JobStatus], columns: Columns) -> Floats:
+        """As ``fed``, if others on the nodes lent all cores that they can."""
+        self._lent.turn_to(columns)
+        return np.array([self._lent.row(status, columns) for status in jobs])
 
     def configuration(
         self, plain: Configuration, replicas: int, local: int, accumulation: int
@@ -244,6 +259,7 @@ class Facts:
 
     def _write(self, snapshot: Snapshot, status: JobStatus, before: _Origin | None) -> _Origin:
         """Write all facts of a job anew."""
+        self._version += 1
         job, profile, scaling = status.job, status.profile, status.profile.scaling
         models = models_of(snapshot, job.job_id, scaling) if scaling else {}
         slot = before.slot if before else len(self._origins)
@@ -251,6 +267,7 @@ class Facts:
             may = not job.gpu_types or kind in job.gpu_types
             learner = learner_on(status, kind, models[kind]) if may and kind in models else None
             self._units[slot, number] = gpus_per_replica(job, scaling, kind) if may else 0
+            self._most[slot, number] = job.most_on(kind)
             self._rates[slot, number] = profile.gpu_rate_per_gpu.get(kind, np.nan)
             self._numbers[slot, number] = np.nan if learner is None else learner.numbers
         self._whole[slot] = (
@@ -276,6 +293,7 @@ class Facts:
 
     def _hold(self, origin: _Origin, status: JobStatus, now: Placement | None) -> None:
         """Write what a job holds."""
+        self._version += 1
         origin.placement, origin.held = now, held_key(status)
         batch = now.batch if now else None
         self._whole[origin.slot, Fact.HELD :] = (
@@ -286,6 +304,7 @@ class Facts:
     def _note(self, noisy: Sequence[tuple[int, float, float]]) -> None:
         """Write new statistics, by slot, of jobs of which nothing else is new."""
         if noisy:
+            self._noise += 1
             slots = [slot for slot, _, _ in noisy]
             part = self._numbers[slots]
             there = np.isfinite(part[:, :, :1])
@@ -298,9 +317,9 @@ class Facts:
         there = len(self._units)
         if slots > there:
             more = max(2 * there, slots) - there
-            self._units, self._rates, self._numbers, self._whole = (
+            self._units, self._most, self._rates, self._numbers, self._whole = (
                 np.concatenate((one, np.zeros((more, *one.shape[1:]), dtype=one.dtype)))
-                for one in (self._units, self._rates, self._numbers, self._whole)
+                for one in (self._units, self._most, self._rates, self._numbers, self._whole)
             )
 
 

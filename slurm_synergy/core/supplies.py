@@ -19,9 +19,14 @@ Floats = NDArray[np.float64]
 
 
 class Supplies:
-    """Samples/s that the proportional shares of nodes deliver to their GPUs, by configuration."""
+    """Samples/s that shares of nodes deliver to their GPUs, by configuration.
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    The shares are proportional ones; with ``lent`` they have all cores of the node but one for each
+    GPU of others, which is what these could lend at the most.
+    """
+
+    def __init__(self, snapshot: Snapshot, *, lent: bool = False) -> None:
+        self._lent = lent
         self._kinds: dict[str, list[Node]] = {}
         for node in {(one.gpu_type, one.total): one for one in snapshot.nodes}.values():
             self._kinds.setdefault(node.gpu_type, []).append(node)
@@ -69,7 +74,7 @@ class Supplies:
             shape = Configuration(gpus=gpus, nodes=1, gpu_type=kind)
             there = replace(status, job=reshaped(status.job, shape))
             shares = self._shares[key] = [
-                proportional_share(there, node, gpus)
+                self._share(there, node, gpus)
                 for node in self._kinds[kind]
                 if node.total.gpus >= gpus
             ]
@@ -77,3 +82,9 @@ class Supplies:
         return min(
             [supply_rate(profile, gpus, one.cpus, one.mem_mib) for one in shares], default=0.0
         )
+
+    def _share(self, status: JobStatus, node: Node, gpus: int) -> Resources:
+        share = proportional_share(status, node, gpus)
+        if not self._lent or node.fixed_shares:
+            return share
+        return replace(share, cpus=max(share.cpus, node.total.cpus - (node.total.gpus - gpus)))

@@ -216,6 +216,7 @@ class _Round:
             waiting=self._waiting(placed),
             packing=self._layouts,
             solver=self._report(),
+            hopes=True,
         )
 
     def _request(self, status: JobStatus, configuration: Configuration) -> Request:
@@ -363,6 +364,8 @@ class _Words:
                 text=f"{job.least_gpus} GPUs ({kinds}) on {job.nodes or 'any number of'} nodes do "
                 "not fit into the pool even when it is empty",
             )
+        if job.ceilings:
+            return Reason(code=ReasonCode.LIMITED, text=job.ceilings[0].text)
         return Reason(
             code=ReasonCode.NO_GPUS,
             text=f"needs {job.least_gpus} GPUs ({kinds}) in a shape that is out of reach: nodes "

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from slurm_synergy.core.goodput import NOISELESS, BatchLimits, Learner, best_batches
+from slurm_synergy.core.batch_curves import best_by_noise
+from slurm_synergy.core.goodput import CANDIDATES, NOISELESS, BatchLimits, Learner
 from slurm_synergy.core.model import Node
 from slurm_synergy.simulator.training import Training
 
@@ -28,6 +29,7 @@ class Isolation:
             self._gpus[kind] = self._gpus.get(kind, 0) + gpus
             self._sizes[kind] = max(self._sizes.get(kind, 0), gpus)
         self._known: dict[tuple[int, str, int], float] = {}
+        self._noise: dict[int, Floats] = {}
 
     def ratio(self, training: Training, jct_s: float, part: float, most_gpus: int) -> float:
         """``jct_s`` over the time alone on ``part`` GPUs of a type, averaged over the GPUs."""
@@ -50,13 +52,25 @@ class Isolation:
     def _whole_s(self, training: Training, kind: str, gpus: int) -> float:
         key = (id(training), kind, gpus)
         if key not in self._known:
-            rates = _rates(training, kind, gpus, -(-gpus // self._sizes[kind]))
+            if id(training) not in self._noise:
+                self._noise[id(training)] = _noise(training)
+            noise, nodes = self._noise[id(training)], -(-gpus // self._sizes[kind])
+            rates = _rates(training, kind, gpus, nodes, noise)
             work = np.diff(training.ends, prepend=0.0)
             self._known[key] = training.model.restart_s + float((work / rates).sum())
         return self._known[key]
 
 
-def _rates(training: Training, kind: str, gpus: int, nodes: int) -> Floats:
+def _noise(training: Training) -> Floats:
+    """Square and variance of the gradient in each epoch ``(E, 2)``, at the initial batch size."""
+    initial, epochs = training.own_batch or training.model.batch[0], range(len(training.ends))
+    told = [
+        NOISELESS if training.own_batch else training.statistics(epoch, initial) for epoch in epochs
+    ]
+    return np.array([(one.square, one.variance) for one in told])
+
+
+def _rates(training: Training, kind: str, gpus: int, nodes: int, noise: Floats) -> Floats:
     """Useful samples/s in each epoch with the best batch, by a fit to all that was measured."""
     model, own = training.model, training.own_batch
     initial, largest = (own, own) if own else model.batch
@@ -67,18 +81,9 @@ def _rates(training: Training, kind: str, gpus: int, nodes: int) -> Floats:
         local_most=model.local_most[kind],
     )
     fit = training.fit(kind, training.everything(kind))
-    epochs = range(len(training.ends))
-    learners = [
-        Learner(
-            model=fit,
-            statistics=NOISELESS if own else training.statistics(epoch, initial),
-            limits=limits,
-        )
-        for epoch in epochs
-    ]
-    replicas = model.replicas(kind, gpus)
-    found = best_batches(learners, np.arange(len(learners)), nodes, replicas).goodput
+    numbers = np.array(Learner(model=fit, statistics=NOISELESS, limits=limits).numbers)
+    found = best_by_noise(numbers, nodes, model.replicas(kind, gpus), noise, CANDIDATES)
     if own:
-        worth = [training.epoch_gain(epoch, own) * model.batch[0] / own for epoch in epochs]
+        worth = [training.epoch_gain(at, own) * model.batch[0] / own for at in range(len(noise))]
         found = found * np.array(worth)
     return np.where(found > 0, found, found[found > 0].min(initial=np.inf))

@@ -58,9 +58,9 @@ class StepTable:
         On a measured placement the times are linear between measured batch sizes; elsewhere
         linear over nodes, replicas and batch size of everything measured (algorithms C.12).
         """
-        key = (canonical(placement), local_batch)
+        key = (tuple(placement), local_batch)
         if key not in self._known:
-            self._known[key] = self._find(*key)
+            self._known[key] = self._find(canonical(placement), local_batch)
         return self._known[key]
 
     def _find(self, pattern: Pattern, local_batch: int) -> tuple[float, float] | None:

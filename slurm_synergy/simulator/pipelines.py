@@ -65,8 +65,8 @@ def pipeline_of(training: Training, cores: float | None = None) -> PipelineModel
     if cores is None or MEASURED_ON not in training.application.steps:
         return None
     observed = sorted(training.alone(MEASURED_ON), key=lambda one: one[1])
-    _, local = observed[-1]
-    times = training.times(MEASURED_ON, (1,), local)
+    copy, local = observed[-1]
+    times = training.times(MEASURED_ON, copy, local)
     assert times is not None  # what was observed is known
-    per_core = local / times[1] / cores
+    per_core = local / times[1] / (sum(copy) * cores)
     return PipelineModel(preprocess=((1, per_core), (_MOST_CORES, _MOST_CORES * per_core)))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_synergy.core import assignment
 from slurm_synergy.core.assignment import IDLE, Assignment, Choices, assign
 from slurm_synergy.errors import ModelError
 
@@ -67,6 +68,15 @@ def test_the_answer_fits_and_is_the_best_of_all(choices: Choices) -> None:
     if not choices.forced.any():
         assert found.exact
         assert found.objective == pytest.approx(best, abs=1e-6)
+
+
+@given(programs())
+def test_few_choices_are_decided_as_many_are(choices: Choices) -> None:
+    few = assign(choices, gap=0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assignment, "_FEW_CHOICES", 0)
+        many = assign(choices, gap=0.0)
+    assert few.chosen.tolist() == many.chosen.tolist()
 
 
 @given(programs(), st.randoms(use_true_random=False))

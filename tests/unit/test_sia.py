@@ -25,7 +25,9 @@ from builders import (
 
 from slurm_synergy.cluster import Resize, Start, Stop
 from slurm_synergy.core.decide import check_plan, decide
+from slurm_synergy.core.explain import explain
 from slurm_synergy.core.model import (
+    Ceiling,
     Configuration,
     Decision,
     Elasticity,
@@ -38,6 +40,7 @@ from slurm_synergy.core.model import (
     Snapshot,
 )
 from slurm_synergy.core.scaling import BatchSize, Scaling
+from slurm_synergy.core.snapshot import inherit
 from slurm_synergy.errors import PlanError
 from slurm_synergy.mechanisms import MECHANISMS
 from slurm_synergy.policies.sia import SIA
@@ -285,6 +288,31 @@ def test_a_placement_carries_batch_and_gets_cores_for_the_speed_of_its_configura
     assert cores["a100"] > cores["v100"]
 
 
+def test_batches_are_for_the_cores_that_jobs_got() -> None:
+    """A frugal job lends cores, so the hungry one has a larger batch than its share feeds."""
+    speed = {"scaling": scaling(explored={"v100": 2}, noise=100.0), "gpu_rate_per_gpu": {}}
+    hungry, frugal = (replace(profile(per_core=one), **speed) for one in (100.0, 5000.0))
+    alone = replace(hungry, pipeline=None)
+    jobs = [pending(elastic(1, most=2), hungry), pending(elastic(2, most=2), frugal)]
+    shot = snapshot([node("v100-0", "v100", 4, 16, 240 * GIB)], jobs)
+    free = snapshot(shot.nodes, [pending(elastic(1, most=2), alone)])
+    got = {}
+    for mechanism in ("proportional", "tune"):
+        first, second = planned(shot, mechanism).placements
+        assert first.batch is not None and second.batch is not None
+        got[mechanism] = first.shares[0][1].cpus, first.batch.total
+        assert second.batch.total == 192
+    (best,) = planned(free).placements
+    assert best.batch is not None and best.batch.total == 192
+    assert got["proportional"] == (8, 54), "the smallest batch that keeps up with its share"
+    assert got["tune"][0] > 8 and got["tune"][1] == 192
+    # In the round after, with what it holds, nothing is another.
+    there = planned(shot).placements
+    held = zip(shot.jobs, there, (hungry, frugal), strict=True)
+    again = snapshot(shot.nodes, [running(one.job, where, belief) for one, where, belief in held])
+    assert planned(again).placements == there
+
+
 def test_a_job_keeps_its_share_where_its_speed_is_a_guess() -> None:
     """Frugal by its model, which has been seen on two GPUs only: it may be wrong of four."""
     frugal = replace(profile(per_core=10_000.0), gpu_rate_per_gpu={})
@@ -397,3 +425,42 @@ def test_a_configuration_is_a_value_with_its_batch() -> None:
     assert batch.total == 128
     one = Configuration(gpus=4, nodes=1, gpu_type="a100", batch=batch)
     assert one == replace(one) and one != replace(one, batch=None)
+
+
+# sizes that were refused --------------------------------------------------------------------
+
+
+def below(kind: str, refused: int) -> Ceiling:
+    return Ceiling(gpu_type=kind, refused=refused, text="beyond its account's limit")
+
+
+@pytest.mark.parametrize(
+    ("ceilings", "expected"),
+    [
+        ((), ("a100", 8, 1)),
+        ((below("a100", 8),), ("a100", 4, 1)),
+        ((below("a100", 2),), ("v100", 4, 1)),
+        ((below("a100", 1), below("v100", 4)), ("v100", 2, 1)),
+        # Nothing of a type, and on the other one the least.
+        ((below("a100", 1), below("v100", 2)), ("v100", 1, 1)),
+        ((below("a100", 1), below("v100", 1)), None),
+    ],
+)
+def test_a_size_that_was_refused_is_not_offered_and_smaller_ones_are(
+    ceilings: tuple[Ceiling, ...], expected: tuple[str, int, int] | None
+) -> None:
+    belief = known(scaling(explored={"v100": 8, "a100": 8}, noise=1e4))
+    shot = snapshot(pool(v100=1), [pending(elastic(ceilings=ceilings), belief)])
+    assert shapes(SIA.choose(shot)) == ({1: expected} if expected else {})
+    # Also as the next round of a controller that has planned without them.
+    before = snapshot(pool(v100=1), [pending(elastic(), belief)])
+    SIA.choose(before)
+    inherit(before, shot)
+    assert shapes(SIA.choose(shot)) == ({1: expected} if expected else {})
+
+
+def test_what_was_refused_is_explained() -> None:
+    belief = known(scaling(explored={"a100": 8}, noise=1e4))
+    shot = snapshot(pool(), [pending(elastic(ceilings=(below("a100", 4),)), belief)])
+    told = explain(shot, planned(shot), 1).elastic
+    assert "fewer than 4 of type a100 (beyond its account's limit)" in told
