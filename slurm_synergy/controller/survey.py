@@ -35,7 +35,7 @@ _FEWEST_STEPS, _SHORTEST_S = 4, 1.5
 _ANSWER_MARGIN_S = 20.0
 # So many sizes known are enough for a line through them.
 _ENOUGH = 3
-# For so long a job is waited for that may yet say that its program follows the batch.
+# For so long a job that trains is waited for: it may yet say that its program follows the batch.
 _PATIENCE_S = 60.0
 
 
@@ -196,12 +196,12 @@ class Surveyor:
     ) -> None:
         """Begin the survey, unless it must wait or there is nothing to find out."""
         job_id, incarnation = run_key
+        if not ready or job_id in self._runs or self._leases.probing(job_id) is not None:
+            return  # it has not made a step yet, or is measured
         since_s = self._seen_s.setdefault(run_key, now_s)
-        if job_id in self._runs or self._leases.probing(job_id) is not None:
-            return
         lease, batch = self._leases.lease(job_id), seen.job.batch
         told = self._leases.profiling(job_id)
-        if not ready or lease is None or batch is None or not told:
+        if lease is None or batch is None or not told:
             self._give_up_after(run_key, now_s - since_s)
             return
         known = self._learner.local_batches(job_id, lease.placement.gpu_type)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -191,3 +192,45 @@ def test_a_training_is_grown_by_what_it_tells(
     assert job.worlds() == [1, 2]
     grown = [line["batch"] for line in job.lines() if line["run"] == 1]
     assert max(grown) > 8, "and with its GPUs its batch"
+
+
+@pytest.mark.timeout(600)
+def test_batch_sizes_are_tried_once_on_each_type(
+    scripted: Callable[..., ScriptedController], slurm: Slurm, tmp_path: Path
+) -> None:
+    """On the one GPU that a new job has there, while it trains; the next of its key tries none."""
+    daemon, done, samples = scripted(), tmp_path / "done", 160
+    daemon.start()
+
+    def submit(name: str) -> ElasticJob:
+        job = ElasticJob(slurm, daemon, name)
+        program = Path(__file__).with_name("growing_program.py")
+        words = (sys.executable, program, job.out, samples, 8, 64, 8, 0.008, done)
+        hints = "elastic=full,min_gpus=1,max_gpus=2,batch=8-64,profile=tries"
+        return job.submit(hints=hints, program=" ".join(map(str, words)))
+
+    def tried(job: ElasticJob, kind: str) -> int:
+        said = rf"job {job.job_id}: (\d+) batch sizes tried on {kind} in "
+        found = re.findall(said, daemon.log)
+        assert len(found) < 2, f"tried twice on {kind}: {job}"
+        return int(found[0]) if found else 0
+
+    first = submit("first")
+    for run, kind in enumerate(("v100", "a100")):
+        daemon.say(first=Step(kind, 1))
+        first.trains_on(Step(kind, 1), run=run)
+        until(lambda kind=kind: tried(first, kind), lambda: f"sizes are tried: {first}")  # type: ignore[misc]
+        used = {line["batch"] for line in first.lines() if line["run"] == run}
+        # As many as the time allows; two passes of what one GPU has room for are the most.
+        assert len(used) >= min(tried(first, kind), 3) and max(used) <= 16
+    second = submit("second")
+    daemon.say(first=Step("a100", 1), second=Step("v100", 1))
+    second.trains_on(Step("v100", 1), run=0)
+    until(lambda: daemon.shown(second.job_id)["learning"], lambda: f"it tells: {second}")
+    rounds = len(daemon.journal)
+    until(lambda: len(daemon.journal) > rounds + 2, lambda: f"three rounds: {second}")
+    assert not tried(second, "v100")
+    assert {line["batch"] for line in second.lines()} == {8}
+    done.touch()
+    for job in (first, second):
+        job.ends_well().check_nothing_lost(samples, steps=None)

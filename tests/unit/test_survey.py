@@ -55,7 +55,14 @@ class World:
         self.ledger.close()
 
     def start(
-        self, job_id: int, *, kind: str = "v100", gpus: int = 1, run: int = 0, **more: object
+        self,
+        job_id: int,
+        *,
+        kind: str = "v100",
+        gpus: int = 1,
+        run: int = 0,
+        steps: int = 10,
+        **more: object,
     ) -> None:
         """The job runs there and has made its first steps."""
         job = elastic(job_id, 1, **{"batch": BATCH, "wrapped": True, **more})
@@ -72,16 +79,19 @@ class World:
             job_id=job_id, restart_count=run, rank=0, ranks=1, node=where.nodes[0]
         )
         self.book.register(self.task)
-        self.renew()
+        self.renew(step=steps)
 
     def renew(
-        self, measured: Measured | None = None, training: TrainingReport | None = None
+        self,
+        measured: Measured | None = None,
+        training: TrainingReport | None = None,
+        step: int = 10,
     ) -> tuple[Probe | None, int]:
         """One renewal: the probe and the batch that the task is told."""
         profiling = TaskProfiling(measured=measured, program="run-1")
         view = self.book.renew(
             self.task,
-            TaskReport(step=10, samples=320, profiling=profiling, training=training),
+            TaskReport(step=step, samples=32 * step, profiling=profiling, training=training),
         )
         return view.probe, view.batch_size
 
@@ -227,6 +237,16 @@ def test_a_program_that_never_tells_its_steps_is_not_waited_for(world: World) ->
     world.clock.advance(61)
     world.observe()
     assert not world.surveyor.comes_first(world.jobs[1])
+
+
+def test_a_program_that_starts_slowly_is_waited_for(world: World) -> None:
+    world.start(1, steps=0)
+    for _ in range(5):
+        world.observe()
+        world.clock.advance(50)
+    world.tell()
+    world.observe()
+    assert world.answer()
 
 
 def test_a_job_that_is_stopped_or_does_not_answer_gets_its_batch_back(world: World) -> None:
