@@ -27,9 +27,9 @@ class Past:
             return None
         at = {job_id: row for row, job_id in enumerate(self.job_ids)}
         members = self.population.shape[2]
-        found = np.zeros((len(job_ids), len(columns), members), dtype=np.int16)
+        found = np.zeros((len(columns), len(job_ids), members), dtype=np.int16)
         here = [row for row, job_id in enumerate(job_ids) if job_id in at]
-        found[here] = self.population[[at[job_ids[row]] for row in here]]
+        found[:, here] = self.population[:, [at[job_ids[row]] for row in here]]
         return found
 
 

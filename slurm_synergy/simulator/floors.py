@@ -49,7 +49,7 @@ class Floors:
             return
         ratio = (true_rate(one, placement) if rate is None else rate) / least
         self.judged += 1
-        self.below += ratio < _EQUAL
+        self.below += int(ratio < _EQUAL)  # a rate may be of numpy, and JSON knows no such numbers
         self.worst = ratio if self.worst is None else min(self.worst, ratio)
 
     def _least(self, one: SimulatedJob, placement: Placement) -> float:

@@ -45,7 +45,7 @@ summary { color: var(--dim); cursor: pointer; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .93rem; }
 th, td { text-align: right; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--grid); }
 th { font-weight: 600; } th:first-child { text-align: left; }
-tbody th { font-weight: 400; overflow-wrap: anywhere; }
+tbody th { font-weight: 400; overflow-wrap: break-word; }
 thead th { color: var(--dim); vertical-align: bottom; }
 table.published th:first-child { min-width: 15rem; }
 table.published td:nth-child(2) { min-width: 11rem; }

@@ -232,6 +232,23 @@ def test_needs_of_cores_are_dealt_out_as_in_synergy_s_evaluation(training: Train
     assert few.preprocess[0][1] == pytest.approx(12 * many.preprocess[0][1])
 
 
+def test_models_over_several_gpus_need_cores_for_each_gpu(profiles: Path, tmp_path: Path) -> None:
+    path = tmp_path / "workload.csv"
+    path.write_text("name,time,application,num_replicas,batch_size\na,0,gpt_pmp,8,48\n")
+    trace = read_trace(f"sia:{path},profiles={profiles},elastic=full,pipelines=dealt")
+    assert trace.elastic is not None
+    nodes = make_nodes(name="rtx", count=1, gpu_type="rtx", gpus=8, cpus=24, mem_gib=100)
+    (one,) = trace.elastic.on(tuple(nodes), [1])
+    found, fewer = one.truth.pipeline, pipeline_of(one.training, 2.0)  # type: ignore[arg-type]
+    assert found is not None and fewer is not None
+    (cores,) = dealt_cores(1)
+    assert found.preprocess[0][1] == pytest.approx(fewer.preprocess[0][1] * 2.0 / cores)
+    # A copy on eight GPUs that each have the cores that they need is fed just as fast as it trains.
+    local = max(size for _, size in one.training.alone("rtx"))  # type: ignore[union-attr]
+    _, step = one.training.times("rtx", (8,), local)  # type: ignore[union-attr, misc]
+    assert found.preprocess[0][1] * 8 * cores == pytest.approx(local / step)
+
+
 def test_jobs_of_one_application_may_need_different_cores(profiles: Path, tmp_path: Path) -> None:
     path = tmp_path / "workload.csv"
     rows = [f"job-{at},0,cifar10,3,384" for at in range(10)]
@@ -273,6 +290,7 @@ def test_no_elastic_job_is_below_its_floor(plays: Plays) -> None:
     floors = plays(0.0, 0.0, nodes=pool(rtx=1), pipelines="dealt").world.floors
     assert floors.judged >= 4
     assert (floors.below, floors.worst) == (0, pytest.approx(1.0))
+    assert type(floors.below) is int, "JSON knows no numbers of numpy"
 
 
 def test_cores_of_use_are_those_of_the_configuration(profiles: Path, tmp_path: Path) -> None:

@@ -8,15 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slurm_synergy.core.genetic import (
-    Problem,
-    fitness,
-    mutate,
-    realloc_factor,
-    repair,
-    search,
-)
+from slurm_synergy.core.genetic import search
+from slurm_synergy.core.members import Problem, fitness, members_of, realloc_factor, true_at
 from slurm_synergy.core.populations import Memory, Past
+from slurm_synergy.core.repair import repair
+from slurm_synergy.core.variation import children, mutate
 
 
 def problem(jobs: int = 2, nodes: int = 2, gpus: int = 4, **more: Any) -> Problem:
@@ -42,13 +38,12 @@ def problem(jobs: int = 2, nodes: int = 2, gpus: int = 4, **more: Any) -> Proble
 
 def members(*rows: list[list[int]]) -> NDArray[np.int16]:
     """Members as they are written down, jobs by nodes, as one population."""
-    return np.stack([np.array(one, dtype=np.int16) for one in rows], axis=2)
+    return members_of(*(np.array(one) for one in rows))
 
 
 def repaired(given: Problem, rows: list[list[int]], seed: int = 1) -> list[list[int]]:
-    found: list[list[int]] = repair(given, members(rows), np.random.default_rng(seed))[
-        :, :, 0
-    ].tolist()
+    made = repair(given, members(rows), np.random.default_rng(seed))
+    found: list[list[int]] = made[:, :, 0].T.tolist()
     return found
 
 
@@ -196,17 +191,52 @@ def test_whatever_is_mutated_is_repaired_into_what_can_be_run() -> None:
         even=np.array([True, True, False, True, True]),
         hosts=np.array([0, 0, 1, 1]),
     )
-    states = np.zeros((5, 4, 60), dtype=np.int16)
+    states = np.zeros((4, 5, 60), dtype=np.int16)
     for _ in range(30):
         states = repair(given, mutate(given, states, rng), rng)
-        totals = states.sum(axis=1)
-        assert (states >= 0).all() and (states.sum(axis=0) <= 4).all()
+        totals = states.sum(axis=0)
+        assert (states >= 0).all() and (states.sum(axis=1) <= 4).all()
         assert (totals <= given.most[:, None]).all()
         assert ((totals == 0) | (totals >= given.least[:, None])).all()
-        by_host = states[:, 0::2] + states[:, 1::2]
-        unlike = (by_host > 0).all(axis=1) & (by_host[:, 0] != by_host[:, 1])
+        by_host = states[0::2] + states[1::2]
+        unlike = (by_host > 0).all(axis=0) & (by_host[0] != by_host[1])
         assert not unlike[given.even].any()
     assert totals.any()
+
+
+# new members ----------------------------------------------------------------------------------
+
+
+def test_a_child_has_the_first_rows_of_one_parent_and_the_last_of_another() -> None:
+    parents = members_of(*(np.full((6, 2), at) for at in range(50)))
+    made = children(parents, np.random.default_rng(2))
+    assert made.shape == parents.shape
+    whole = 0
+    for rows in made[0].T:
+        assert (np.diff(rows) != 0).sum() <= 1
+        whole += len(set(rows.tolist())) == 1
+    assert 0 < whole < 50
+    assert made.mean() < 20  # the better ones, who stand first, are drawn more often
+
+
+def test_rows_grow_only_where_there_is_room_and_where_they_may() -> None:
+    """Rows are reset, emptied, or grow; a node that is full or forbidden gives nothing more."""
+    now = np.array([[4, 0, 0], [0, 1, 0]])
+    given = problem(
+        nodes=3, current=now, allowed=np.array([[True, True, True], [True, True, False]])
+    )
+    made = mutate(given, members_of(*[now] * 400), np.random.default_rng(1))
+    assert set(made[0, 0].tolist()) == {0, 4}
+    assert not made[0, 1, made[0, 0] == 4].any() and made[0, 1].any()
+    assert set(made[1, 1].tolist()) == {0, 1, 2, 3, 4}
+    assert made[2, 0].any() and not made[2, 1].any()
+
+
+def test_true_marks_are_told_row_by_row() -> None:
+    marks = np.array([[False, True, False], [True, False, True]])
+    rows, columns = true_at(marks)
+    assert (rows.tolist(), columns.tolist()) == ([0, 1, 1], [1, 0, 2])
+    assert [one.tolist() for one in true_at(np.zeros((0, 3), dtype=bool))] == [[], []]
 
 
 # the search -----------------------------------------------------------------------------------
@@ -266,7 +296,7 @@ def test_a_population_is_handed_on_without_jobs_that_are_gone() -> None:
     past = Past(job_ids=(3, 5, 9), columns=("a", "b"), population=members([[1, 0], [2, 0], [3, 0]]))
     found = past.rows_of((9, 4, 3), ("a", "b"))
     assert found is not None
-    assert found[:, :, 0].tolist() == [[3, 0], [0, 0], [1, 0]]
+    assert found[:, :, 0].T.tolist() == [[3, 0], [0, 0], [1, 0]]
     assert past.rows_of((9, 4, 3), ("a", "c")) is None
 
 

@@ -37,7 +37,8 @@ from slurm_synergy.core.one_speed import OneSpeed, one_learner, relative
 from slurm_synergy.core.scaling import BatchSize, Scaling
 from slurm_synergy.mechanisms import MECHANISMS
 from slurm_synergy.policies import POLICIES, policy_of_plan
-from slurm_synergy.policies.pollux import POLLUX, Pollux, shaped
+from slurm_synergy.policies.pollux import POLLUX, Pollux
+from slurm_synergy.policies.pollux_grants import shaped
 
 
 def pool(v100: int = 2, a100: int = 1) -> list[Node]:
