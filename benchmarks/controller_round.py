@@ -3,9 +3,10 @@
 
 A real slurmctld of its own carries the jobs and the nodes; the jobs are submitted with sbatch
 through job_submit.lua. No slurmd stands behind the nodes, so Slurm marks them as not responding;
-that one word is taken out of its answer, since nothing would be planned on such nodes. A round is
-what the controller does: read queue and nodes, observe, decide, reconcile, record in the ledger and
-the journal. Its actions are not carried out (they would start jobs on nodes that do not exist).
+that word is taken out of its answer, and a start of slurmd put in, since nothing would be planned
+on such nodes. A round is what the controller does: read queue and nodes, observe, decide,
+reconcile, record in the ledger and the journal. Its actions are not carried out (they would start
+jobs on nodes that do not exist).
 
 The first round reads every job anew and remembers it in the ledger; later ones are what a
 controller does all day. The baseline is the bare commands of one reading, their answers thrown
@@ -34,6 +35,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from slurm_synergy.config import ClientChoice, Settings
 from slurm_synergy.controller.leases import LeaseBook
 from slurm_synergy.controller.ledger import Ledger
@@ -47,7 +50,7 @@ from slurm_synergy.slurm.cli_client import CliSlurmClient
 from slurm_synergy.slurm.cluster import SlurmCluster
 from slurm_synergy.slurm.commands import CommandResult, SlurmCommands
 from slurm_synergy.slurm.dry_run import DryRun
-from slurm_synergy.slurm.pyslurm_client import PyslurmClient, import_pyslurm
+from slurm_synergy.slurm.pyslurm_client import PyslurmClient, open_pyslurm
 from slurm_synergy.slurm.session import run_lines
 
 LIMITS_S = {ClientChoice.CLI: 2.0, ClientChoice.PYSLURM: 0.5}
@@ -57,6 +60,7 @@ UPDATES = 500
 MODELS = ("resnet18-imagenet", "gnmt-wmt16", "transformerxl-wikitext103", "m5-audio")
 GPUS = (1, 1, 1, 2, 4, 8)
 SCRIPT = "#!/bin/sh\nexec synergy-srun sleep 600\n"
+Taken = tuple[float, float]
 BARE = (
     ("squeue", "-h", "-a", "-t", "all", "-O", "JobId:|,UserId:|,Partition:|,Name:|,Comment:|"),
     ("scontrol", "-a", "-d", "-o", "show", "job"),
@@ -84,6 +88,7 @@ class AsIfResponding:
         if argv[-2:] != ("show", "node"):
             return found
         text = found.stdout.replace("State=IDLE+NOT_RESPONDING", "State=IDLE")
+        text = text.replace("SlurmdStartTime=None", "SlurmdStartTime=2026-01-01T00:00:00")
         return CommandResult(argv=found.argv, rc=found.rc, stdout=text, stderr=found.stderr)
 
 
@@ -134,10 +139,9 @@ def measure(conf: str, kind: ClientChoice, rounds: int) -> dict[str, Any]:
     logging.getLogger("slurm_synergy").setLevel(logging.ERROR)
     commands = SlurmCommands(slurm_conf=conf)
     runner = AsIfResponding(commands)
-    if kind is ClientChoice.PYSLURM:
-        client: CliSlurmClient = PyslurmClient(runner, import_pyslurm(commands, conf))
-    else:
-        client = CliSlurmClient(runner)
+    process = open_pyslurm(commands, conf) if kind is ClientChoice.PYSLURM else None
+    client = CliSlurmClient(runner) if process is None else PyslurmClient(runner, process)
+    beside = Beside(process.pid if process is not None else None)
     settings = Settings.model_validate({"pool": {"reservation": False}})
     clock = Clock()
     with (
@@ -158,13 +162,13 @@ def measure(conf: str, kind: ClientChoice, rounds: int) -> dict[str, Any]:
             for argv in BARE:
                 commands.run(argv, timeout_s=60).check()
 
-        first, result = timed(one_round)
+        first, result = timed(one_round, beside)
         later, bares = [], []
         for _ in range(rounds):
             bares.append(timed(bare)[0])
-            taken, result = timed(one_round)
+            taken, result = timed(one_round, beside)
             later.append(taken)
-    return told(first, later, bares) | {
+    return told(first, later, bares, beside) | {
         "jobs": len(result.snapshot.jobs),
         "nodes": len(result.snapshot.nodes),
         "planned": len(result.plan.placements),
@@ -173,11 +177,30 @@ def measure(conf: str, kind: ClientChoice, rounds: int) -> dict[str, Any]:
     }
 
 
-def timed(call: Callable[[], Any]) -> tuple[tuple[float, float], Any]:
-    """((wall, CPU of this process and its children), result); seconds."""
-    began_s, cpu_s = time.perf_counter(), cpu_now_s()
+class Beside:
+    """The process that has pyslurm, if there is one: its part counts as the controller's."""
+
+    def __init__(self, pid: int | None = None) -> None:
+        self._process = None if pid is None else psutil.Process(pid)
+
+    def cpu_s(self) -> float:
+        """CPU seconds so far."""
+        return 0.0 if self._process is None else sum(self._process.cpu_times()[:2])
+
+    def peak_mib(self) -> float:
+        """Most memory so far."""
+        if self._process is None:
+            return 0.0
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+
+def timed(call: Callable[[], Any], beside: Beside | None = None) -> tuple[Taken, Any]:
+    """((wall, CPU of this process, its children and ``beside``), result); seconds."""
+    more = beside or Beside()
+    began_s, cpu_s = time.perf_counter(), cpu_now_s() + more.cpu_s()
     result = call()
-    return (time.perf_counter() - began_s, cpu_now_s() - cpu_s), result
+    return (time.perf_counter() - began_s, cpu_now_s() + more.cpu_s() - cpu_s), result
 
 
 def cpu_now_s() -> float:
@@ -187,11 +210,10 @@ def cpu_now_s() -> float:
 
 
 def told(
-    first: tuple[float, float],
-    later: Sequence[tuple[float, float]],
-    bares: Sequence[tuple[float, float]],
+    first: Taken, later: Sequence[Taken], bares: Sequence[Taken], beside: Beside
 ) -> dict[str, Any]:
     """The figures; seconds and MiB."""
+    own_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     round_s, bare_s = (statistics.median(wall for wall, _ in each) for each in (later, bares))
     return {
         "round_s": round(round_s, 3),
@@ -199,7 +221,7 @@ def told(
         "first_round_s": round(first[0], 3),
         "bare_commands_s": round(bare_s, 3),
         "ratio_to_bare_commands": round(round_s / bare_s, 2),
-        "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+        "peak_mib": round(own_mib + beside.peak_mib(), 1),
         "rounds": len(later),
     }
 
@@ -253,7 +275,7 @@ def run(nodes: int, jobs: int, rounds: int) -> dict[str, Any]:
         conf = str(cluster.conf_path)
         result: dict[str, Any] = {"cli": in_child(conf, ClientChoice.CLI, rounds)}
         try:
-            import_pyslurm(SlurmCommands(slurm_conf=conf), conf)
+            open_pyslurm(SlurmCommands(slurm_conf=conf), conf).close()
             result["pyslurm"] = in_child(conf, ClientChoice.PYSLURM, rounds)
         except ConfigError as err:
             result["pyslurm"] = {"not_measured": str(err)}

@@ -17,10 +17,10 @@ def make_client(settings: SlurmSettings) -> CliSlurmClient:
         slurm_conf=conf, bin_dir=str(settings.bin_dir) if settings.bin_dir else None
     )
     if settings.client is ClientChoice.PYSLURM:
-        from slurm_synergy.slurm.pyslurm_client import PyslurmClient, import_pyslurm
+        from slurm_synergy.slurm.pyslurm_client import PyslurmClient, open_pyslurm
 
-        module = import_pyslurm(commands, conf)
-        return PyslurmClient(commands, module, timeout_s=settings.command_timeout_s)
+        process = open_pyslurm(commands, conf)
+        return PyslurmClient(commands, process, timeout_s=settings.command_timeout_s)
     return CliSlurmClient(commands, timeout_s=settings.command_timeout_s)
 
 

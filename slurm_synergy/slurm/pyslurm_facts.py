@@ -3,46 +3,71 @@
 What pyslurm 25.11 does not tell (seen in its answers beside those of the commands):
 
 * GPUs of ``--gpus`` and ``--gpus-per-socket``: the job looks like one without GPUs. So the GPUs of
-  a job that shows none are taken from ``given``, the command line's word.
+  a job that shows none are taken from the command line's word.
 * GPUs that are allocated on nodes: ``allocated_gres`` is empty. Nodes are read by command.
+* the threads of a node's cores: the "CPU ids" of a job are its cores. ``with_threads`` makes CPU
+  ids of them.
 * a set of CPU ids longer than its buffer: such a job raises ``CutOff`` and is read by command.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from slurm_synergy.errors import SlurmParseError
 from slurm_synergy.slurm import hostlist
-from slurm_synergy.slurm.facts import GpuForm, JobFacts, NodeAllocation
+from slurm_synergy.slurm.facts import GpuForm, JobFacts, JobState, NodeAllocation
 from slurm_synergy.slurm.fields import parse_gpus, parse_id_set
+from slurm_synergy.slurm.pyslurm_worker import SHOWN
 from slurm_synergy.slurm.states import hold_of, state_of
 
-__all__ = ["CutOff", "gpus_shown", "job_facts"]
+__all__ = ["CutOff", "Gpus", "job_facts", "with_gpus", "with_threads"]
 
 _MINUTE_S = 60.0
 _BUFFER = 127
 
 Gpus = tuple[GpuForm, Mapping[str, int]]
+"""A GPU request: the form it was asked in, and the counts by type."""
 
 
 class CutOff(Exception):
     """The set of a job's CPU ids does not fit into pyslurm's buffer."""
 
 
-def gpus_shown(job: Any) -> Gpus:
+def with_gpus(job: JobFacts, given: Gpus) -> JobFacts:
+    """The job with the GPU request that the command line tells."""
+    return dataclasses.replace(job, gpu_form=given[0], gpus_asked=given[1])
+
+
+def with_threads(job: JobFacts, threads: Mapping[str, int]) -> JobFacts:
+    """The job with CPU ids, as Slurm numbers them; ``threads`` are those of each core, by node."""
+    if all(threads.get(part.node, 1) == 1 for part in job.allocation):
+        return job
+    return dataclasses.replace(
+        job,
+        allocation=tuple(
+            dataclasses.replace(
+                part,
+                cpu_ids=tuple(
+                    core * count + thread for core in part.cpu_ids for thread in range(count)
+                ),
+            )
+            for part in job.allocation
+            for count in (threads.get(part.node, 1),)
+        ),
+    )
+
+
+def _gpus(job: Any) -> Gpus:
     """The GPU request of a job as far as pyslurm shows it; ``GpuForm.NONE`` may be wrong."""
     per_node = _counted(job.gres_per_node or {})
     if per_node:
         return GpuForm.PER_NODE, per_node
-    per_task = job.tres_per_task
-    gpus = {
-        f"gpu:{each.type}" if each.type else "gpu": each.count
-        for each in (per_task.gres.values() if per_task is not None else ())
-        if each.name == "gpu" or type(each).__name__ == "GPU"
-    }
-    return (GpuForm.PER_TASK, _counted(gpus)) if gpus else (GpuForm.NONE, {})
+    per_task = _counted(job.gres_per_task or {})
+    return (GpuForm.PER_TASK, per_task) if per_task else (GpuForm.NONE, {})
 
 
 def _counted(gres: Mapping[str, Any]) -> dict[str, int]:
@@ -53,16 +78,17 @@ def _counted(gres: Mapping[str, Any]) -> dict[str, int]:
     return totals
 
 
-def job_facts(job: Any, given: Gpus | None = None) -> JobFacts:
-    """Facts of a ``pyslurm.Job``; ``given`` is the GPU request where the command line was asked.
+def job_facts(shown: list[Any]) -> JobFacts:
+    """Facts of what ``pyslurm_worker`` tells of a job.
 
-    Raises ``CutOff`` (read that job by command), and ``SlurmParseError`` for a job without what
-    pyslurm 25.11 shows.
+    Raises ``CutOff`` (read that job by command), and ``SlurmParseError`` for what it does not
+    understand.
     """
+    job = SimpleNamespace(**dict(zip(SHOWN, shown, strict=True)))
     try:
-        return _facts(job, given if given is not None else gpus_shown(job))
+        return _facts(job, _gpus(job))
     except (AttributeError, KeyError, TypeError, ValueError) as err:
-        raise SlurmParseError(f"pyslurm: job {job!r}: {err!r}", "") from err
+        raise SlurmParseError(f"pyslurm: {err!r}", str(shown)) from err
 
 
 def _facts(job: Any, gpus: Gpus) -> JobFacts:
@@ -70,7 +96,7 @@ def _facts(job: Any, gpus: Gpus) -> JobFacts:
     reason = "" if job.state_reason in (None, "None") else job.state_reason.replace(" ", "_")
     priority, least = int(job.priority or 0), int(job.num_nodes or 1)
     array_id, het_id = job.array_id, job.heterogeneous_id
-    mem_cpu = job.memory_per_cpu
+    mem_cpu, unlimited = job.memory_per_cpu, job.time_limit is None
     return JobFacts(
         job_id=int(job.id),
         user=job.user_name,
@@ -88,7 +114,8 @@ def _facts(job: Any, gpus: Gpus) -> JobFacts:
         het_offset=int(job.heterogeneous_offset or 0) if het_id else None,
         eligible_s=_time_s(job.eligible_time),
         start_s=_time_s(job.start_time),
-        end_s=_time_s(job.end_time),
+        # Of a job without a limit Slurm keeps an end a year or more ahead, which it does not show.
+        end_s=None if unlimited and state is JobState.RUNNING else _time_s(job.end_time),
         time_limit_s=job.time_limit * _MINUTE_S if isinstance(job.time_limit, int) else None,
         deadline_s=_time_s(job.deadline),
         restarts=int(job.requeue_count or 0),
@@ -120,7 +147,7 @@ def _facts(job: Any, gpus: Gpus) -> JobFacts:
         command=job.command or "",
         std_out=job.standard_output or "",
         exit_code=(int(job.exit_code or 0), int(job.exit_code_signal or 0)),
-        allocation=_allocation(job) if job.allocated_nodes else (),
+        allocation=_allocation(job),
     )
 
 
@@ -147,12 +174,15 @@ def _dependency(told: Any) -> str | None:
     ]
     if told.get("singleton"):
         parts.append("singleton")
-    return ("," if told.get("satisfy") == "all" else "?").join(parts) or None
+    if not parts:
+        # pyslurm knows the word alone; Slurm writes singleton(unfulfilled).
+        parts.append("singleton(unfulfilled)")
+    return ("," if told.get("satisfy") == "all" else "?").join(parts)
 
 
 def _allocation(job: Any) -> tuple[NodeAllocation, ...]:
     parts = []
-    for node, holds in job.get_resource_layout_per_node().items():
+    for node, holds in (job.layout or {}).items():
         if len(holds["cpu_ids"]) >= _BUFFER:
             raise CutOff(f"job {job.id}")
         gpus = [

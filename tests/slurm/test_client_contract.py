@@ -6,6 +6,7 @@ here, and is skipped with the reason where it does not.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 
@@ -17,7 +18,7 @@ from slurm_synergy.slurm.cli_client import CliSlurmClient
 from slurm_synergy.slurm.commands import SlurmCommands
 from slurm_synergy.slurm.facts import GpuForm, Hold, JobFacts, JobShape, JobState
 from slurm_synergy.slurm.json_jobs import parse_json_jobs
-from slurm_synergy.slurm.pyslurm_client import PyslurmClient, import_pyslurm
+from slurm_synergy.slurm.pyslurm_client import PyslurmClient, open_pyslurm
 from slurm_synergy.slurm.reshaping import MIXED, PUT_BACK
 from slurm_synergy.slurm.sdiag import DiagFacts
 from slurm_synergy.slurm.session import run_lines
@@ -34,8 +35,8 @@ KINDS = ("cli", "pyslurm")
 def client_of(cluster: DevCluster, timeout_s: float = 30.0, kind: str = "cli") -> CliSlurmClient:
     commands = SlurmCommands(slurm_conf=str(cluster.conf_path))
     if kind == "pyslurm":
-        module = import_pyslurm(commands, str(cluster.conf_path))
-        return PyslurmClient(commands, module, timeout_s=timeout_s)
+        process = open_pyslurm(commands, str(cluster.conf_path))
+        return PyslurmClient(commands, process, timeout_s=timeout_s)
     return CliSlurmClient(commands, timeout_s=timeout_s)
 
 
@@ -314,6 +315,14 @@ def test_hostile_texts_of_a_job_do_not_touch_another(
     assert client.read_job(hostile) == jobs[hostile]
 
 
+def test_a_text_that_is_no_utf_8_hides_no_job(client: CliSlurmClient, submit: Submit) -> None:
+    name = os.fsdecode(b"caf\xe9 \xff")
+    odd, plain = submit("-J", name, "--gres=gpu:1"), submit("--gres=gpu:1")
+    jobs = {job.job_id: job for job in client.read_queue("main")}
+    assert plain in jobs and jobs[odd].name == name
+    assert client.read_job(odd) == jobs[odd]
+
+
 def test_comments_are_set_as_given_and_line_breaks_refused(
     client: CliSlurmClient, submit: Submit
 ) -> None:
@@ -546,7 +555,8 @@ def test_json_and_text_tell_the_same_of_hostile_running_and_waiting_jobs(
         "-J", "x UserId=root(0)\nJobId=1 JobName=y", "--comment=a\nb JobState=FAILED", "-a", "1-9%2"
     )
     nodes = {node.name: node for node in client.read_nodes()}
-    text = cluster.run(["squeue", "-a", "-t", "all", "--json"]).stdout
+    commands = SlurmCommands(slurm_conf=str(cluster.conf_path))
+    text = commands.run(("squeue", "-a", "-t", "all", "--json"), timeout_s=60).check().stdout
     by_json = {job.job_id: job for job in parse_json_jobs(text, nodes)}
     by_text = {job.job_id: job for job in client.read_queue()}
     assert by_json.keys() == by_text.keys()

@@ -12,13 +12,41 @@ from typing import Any
 
 from captures import answer
 
+from slurm_synergy.errors import SlurmCommandError, SlurmParseError
+from slurm_synergy.slurm.commands import classify
 from slurm_synergy.slurm.facts import JobFacts
+from slurm_synergy.slurm.pyslurm_worker import Relay
 
-__all__ = ["FakePyslurm", "RPCError"]
+__all__ = ["FakePyslurm", "InThisProcess", "RPCError"]
 
 
 class RPCError(Exception):
     """As pyslurm raises it."""
+
+
+class InThisProcess:
+    """pyslurm's process without the process: what goes through its pipes is the same."""
+
+    def __init__(self, module: FakePyslurm) -> None:
+        self._module, self._relay = module, Relay(module)
+        self.sent = 0
+        self.closed = 0
+
+    def ask(self, question: Mapping[str, Any], *, timeout_s: float) -> Any:
+        answer = json.dumps(self._relay.answer(json.loads(json.dumps(question))))
+        self.sent = len(answer)
+        told = json.loads(answer)
+        if "broken" in told:
+            self.close()
+            raise SlurmParseError("pyslurm", told["broken"])
+        if "refused" in told:
+            said = told["refused"]
+            raise SlurmCommandError(("pyslurm",), 1, said, kind=classify(said))
+        return told["ok"]
+
+    def close(self) -> None:
+        self.closed += 1
+        self._relay = Relay(self._module)
 
 
 class FakePyslurm:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
-import stat
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from captures import answer, names
-from fake_pyslurm import FakePyslurm
+from fake_pyslurm import FakePyslurm, InThisProcess
 from test_slurm_parse import jobs_of, rows_of
 
-from slurm_synergy.errors import ConfigError, SlurmCommandError, SlurmParseError
-from slurm_synergy.slurm import pyslurm_client
+from slurm_synergy.errors import ConfigError, SlurmCommandError, SlurmParseError, SlurmTimeout
 from slurm_synergy.slurm.commands import CommandResult, classify
 from slurm_synergy.slurm.facts import GpuForm, JobFacts
-from slurm_synergy.slurm.pyslurm_client import PyslurmClient, import_pyslurm
-from slurm_synergy.slurm.pyslurm_facts import job_facts
+from slurm_synergy.slurm.pyslurm_client import PyslurmClient, open_pyslurm
+from slurm_synergy.slurm.pyslurm_process import PyslurmProcess
 
 VERSION = "25.11.2"
 # Other words for the same: dependencies and features are put together again, a job without a time
@@ -44,11 +44,17 @@ class Commands:
             )
         elif argv[1] == "ping":
             out = answer(VERSION, "scontrol_ping").stdout
+        elif argv[-1] == "node":
+            out = answer(VERSION, "scontrol_d_show_node_o").stdout
         elif "show" in argv:
             out = answer(VERSION, "scontrol_d_show_job_o").stdout
         elif argv[1] == "--version":
             out = "slurm 25.11.2\n"
         return CommandResult(argv=tuple(argv), rc=0, stdout=out, stderr="")
+
+
+def client_on(module: FakePyslurm, commands: Commands | None = None, **given: Any) -> PyslurmClient:
+    return PyslurmClient(commands or Commands(), InThisProcess(module), **given)
 
 
 @pytest.fixture
@@ -58,7 +64,7 @@ def text_jobs() -> dict[int, JobFacts]:
 
 def test_the_queue_is_that_of_the_command_line(text_jobs: dict[int, JobFacts]) -> None:
     commands = Commands()
-    client = PyslurmClient(commands, FakePyslurm(text_jobs))
+    client = client_on(FakePyslurm(text_jobs), commands)
     jobs = {job.job_id: job for job in client.read_queue()}
     assert jobs.keys() == text_jobs.keys()
     for job_id, job in jobs.items():
@@ -69,23 +75,23 @@ def test_the_queue_is_that_of_the_command_line(text_jobs: dict[int, JobFacts]) -
             assert mine == theirs, (job_id, field.name)
         assert (job.dependency is None) == (text_jobs[job_id].dependency is None)
     assert jobs[29].dependency == text_jobs[29].dependency
-    # One command for all jobs whose GPUs pyslurm does not show; none for each.
-    assert [argv[0] for argv in commands.asked] == ["squeue"]
-    assert client.budget().calls == {"pyslurm jobs": 1, "queue": 1}
+    # One command for all jobs whose GPUs pyslurm does not show, one for the threads of cores.
+    assert client.budget().calls == {"pyslurm jobs": 1, "queue": 1, "nodes": 1}
+    client.read_queue()
+    assert client.budget().calls == {"pyslurm jobs": 2, "queue": 2, "nodes": 1}
 
 
 def test_gpus_that_pyslurm_hides_come_from_the_command_line(text_jobs: dict[int, JobFacts]) -> None:
     module = FakePyslurm(text_jobs)
-    hidden = job_facts(module.jobs[28])
-    assert (hidden.gpu_form, hidden.gpus_asked) == (GpuForm.NONE, {})
-    client = PyslurmClient(Commands(), module)
+    assert module.jobs[28].gres_per_node == {} and module.jobs[28].tres_per_task.gres == {}
+    client = client_on(module)
     job = client.read_job(28)
     assert (job.gpu_form, job.gpus_asked) == (GpuForm.PER_JOB, {"": 4})
     assert client.read_job(12).gpu_form is GpuForm.PER_TASK
 
 
 def test_only_jobs_of_the_partition_are_read(text_jobs: dict[int, JobFacts]) -> None:
-    client = PyslurmClient(Commands(), FakePyslurm(text_jobs))
+    client = client_on(FakePyslurm(text_jobs))
     wanted = {job_id for job_id, job in text_jobs.items() if job.partition == "synergy"}
     assert {job.job_id for job in client.read_queue("synergy")} == wanted
 
@@ -96,7 +102,7 @@ def test_a_set_of_cpus_too_long_for_pyslurm_is_read_by_command(
     module, commands = FakePyslurm(text_jobs), Commands()
     layout = module.jobs[7].get_resource_layout_per_node()
     layout["v100-1"]["cpu_ids"] = ",".join(str(n) for n in range(0, 100, 2))
-    job = PyslurmClient(commands, module).read_job(7)
+    job = client_on(module, commands).read_job(7)
     assert job == text_jobs[7]
     assert ("scontrol", "-a", "-d", "-o", "show", "job", "7") in commands.asked
 
@@ -105,7 +111,7 @@ def test_changes_go_through_pyslurm_and_unknown_jobs_are_told(
     text_jobs: dict[int, JobFacts],
 ) -> None:
     module = FakePyslurm(text_jobs)
-    client = PyslurmClient(Commands(), module)
+    client = client_on(module)
     client.hold(26)
     client.hold_running(7)
     client.cancel(26)
@@ -121,7 +127,7 @@ def test_a_controller_that_was_missed_is_asked_again_and_one_that_is_down_is_tol
     text_jobs: dict[int, JobFacts],
 ) -> None:
     module, slept = FakePyslurm(text_jobs), list[float]()
-    client = PyslurmClient(Commands(), module, sleep=slept.append)
+    client = client_on(module, sleep=slept.append)
     down = json.loads(answer(VERSION, "pyslurm_down_jobs_load").stdout)["msg"]
     module.failing = [down]
     assert len(client.read_queue()) == 47 and slept == [0.5]
@@ -138,7 +144,7 @@ def test_a_job_without_what_pyslurm_showed_is_an_error_and_not_a_guess(
     module = FakePyslurm(text_jobs)
     del module.jobs[26].priority
     with pytest.raises(SlurmParseError, match="priority"):
-        PyslurmClient(Commands(), module).read_queue()
+        client_on(module).read_queue()
 
 
 CONTROLLER_DOWN = r"(down|hang|nomunge)_\w+"
@@ -191,7 +197,9 @@ def test_every_capture_of_pyslurm_is_accounted_for() -> None:
 def test_nodes_show_no_gpus_in_use_in_pyslurm_so_they_are_read_by_command() -> None:
     nodes = json.loads(answer(VERSION, "pyslurm_nodes").stdout)
     assert {name: node["allocated_gres"] for name, node in nodes.items()} == {n: {} for n in nodes}
-    assert PyslurmClient.read_nodes is pyslurm_client.CliSlurmClient.read_nodes
+    client = client_on(FakePyslurm({}))
+    assert {node.name for node in client.read_nodes()} == nodes.keys()
+    assert client.budget().calls == {"nodes": 1}
 
 
 # The guard
@@ -213,7 +221,7 @@ def test_without_pyslurm_the_error_names_the_extra() -> None:
     else:
         pytest.skip("pyslurm is installed here")
     with pytest.raises(ConfigError, match=r"slurm\.client = 'pyslurm': pyslurm is not installed"):
-        import_pyslurm(Commands(), None)
+        open_pyslurm(Commands(), None)
 
 
 def test_another_release_is_refused_before_anything_is_imported(
@@ -222,7 +230,7 @@ def test_another_release_is_refused_before_anything_is_imported(
     marker = tmp_path / "imported"
     fake_package(tmp_path, monkeypatch, f"open({str(marker)!r}, 'w')", "24.5.1")
     with pytest.raises(ConfigError) as caught:
-        import_pyslurm(Commands(), None)
+        open_pyslurm(Commands(), None)
     assert "24.5.1 was built for Slurm 24.05, and Slurm 25.11.2 is here" in str(caught.value)
     assert not marker.exists()
 
@@ -239,19 +247,130 @@ def test_an_import_that_would_kill_or_hang_the_process_kills_a_child(
 ) -> None:
     fake_package(tmp_path, monkeypatch, code, VERSION)
     with pytest.raises(ConfigError, match=said) as caught:
-        import_pyslurm(Commands(), None, timeout_s=1.5)
+        open_pyslurm(Commands(), None, timeout_s=1.5)
     assert "built for Slurm 25.11" in str(caught.value)
 
 
 def test_a_release_that_suits_is_imported_with_the_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake_package(
-        tmp_path, monkeypatch, "import os; __version__ = os.environ['SLURM_CONF']", VERSION
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("SLURM_CONF", "")
-    conf = tmp_path / "slurm.conf"
-    conf.touch(stat.S_IRUSR)
-    assert import_pyslurm(Commands(), str(conf)).__version__ == str(conf)
-    monkeypatch.delitem(__import__("sys").modules, "pyslurm")
+    code = "import os; __version__ = os.environ['SLURM_CONF']; print('noise'); RPCError = OSError"
+    fake_package(tmp_path, monkeypatch, code, VERSION)
+    process = open_pyslurm(Commands(), str(tmp_path / "slurm.conf"))
+    assert "pyslurm" not in sys.modules
+    assert process.start() == str(tmp_path / "slurm.conf")
+    process.close()
+
+
+# Its process
+
+DYING = r"""
+import os, time
+__version__ = "25.11.2"
+class RPCError(Exception): pass
+class Job:
+    def __init__(self, job_id): self.job_id = job_id
+    def hold(self):
+        if self.job_id == 1:
+            os.write(2, b"fatal: out of luck\n"); os._exit(1)
+        if self.job_id == 2:
+            time.sleep(60)
+        if self.job_id == 3:
+            raise RPCError("Invalid job id specified")
+"""
+
+
+def test_what_ends_or_hangs_in_pyslurm_is_an_error_of_one_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_package(tmp_path, monkeypatch, DYING, VERSION)
+    process = PyslurmProcess()
+
+    def hold(job_id: int, timeout_s: float = 60) -> None:
+        process.ask({"do": "hold", "id": job_id}, timeout_s=timeout_s)
+
+    hold(4)
+    first = process.pid
+    with pytest.raises(SlurmCommandError, match="Invalid job id") as caught:
+        hold(3)
+    assert caught.value.kind == "not_found" and process.pid == first
+    with pytest.raises(SlurmCommandError, match="fatal: out of luck") as caught:
+        hold(1)
+    assert caught.value.kind == "controller_down" and process.pid is None
+    hold(4)
+    with pytest.raises(SlurmTimeout):
+        hold(2, 0.5)
+    hold(4)
+    assert process.pid not in (None, first)
+    process.close()
+
+
+# What is told again
+
+
+def test_a_job_is_told_again_only_when_something_about_it_changed(
+    text_jobs: dict[int, JobFacts],
+) -> None:
+    module = FakePyslurm(text_jobs)
+    process = InThisProcess(module)
+    client = PyslurmClient(Commands(), process)
+    first = {job.job_id: job for job in client.read_queue()}
+    whole = process.sent
+    module.jobs[26].priority = 17
+    del module.jobs[29]
+    second = {job.job_id: job for job in client.read_queue()}
+    assert process.sent < whole / 10
+    assert second.pop(26).priority == 17
+    assert second.keys() == first.keys() - {26, 29}
+    assert all(job is first[job_id] for job_id, job in second.items())
+    # Another process has told nothing yet.
+    process.close()
+    assert {job.job_id for job in client.read_queue()} == first.keys() - {29}
+    # A job that comes back with the old id is a new one.
+    module.jobs[29] = module.jobs[26]
+    module.jobs[29].id = 29
+    assert {job.job_id: job for job in client.read_queue()}[29].priority == 17
+
+
+def test_threads_of_cores_are_counted_as_slurm_counts_them(text_jobs: dict[int, JobFacts]) -> None:
+    module, commands = FakePyslurm(text_jobs), Commands()
+    layout = module.jobs[7].get_resource_layout_per_node()
+    (name,) = layout
+    layout[name]["cpu_ids"] = "0-1,5"
+    client = client_on(module, commands)
+    client._threads = {name: 2}
+    assert client.read_job(7).allocation[0].cpu_ids == (0, 1, 2, 3, 10, 11)
+
+
+def test_a_dependency_that_pyslurm_does_not_know_still_is_one(
+    text_jobs: dict[int, JobFacts],
+) -> None:
+    module = FakePyslurm(text_jobs)
+    assert module.jobs[29].dependencies
+    module.jobs[29].dependencies = {"afterok": [], "singleton": False, "satisfy": "all"}
+    assert client_on(module).read_job(29).dependency == "singleton(unfulfilled)"
+
+
+class NoText:
+    """A job one of whose texts is no UTF-8."""
+
+    def __init__(self, job: Any) -> None:
+        self._job = job
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "comment":
+            b"\xff".decode()
+        return getattr(self._job, name)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_text_that_is_no_text_hides_one_job_and_not_the_queue(
+    text_jobs: dict[int, JobFacts], count: int
+) -> None:
+    module, commands = FakePyslurm(text_jobs), Commands()
+    for job_id in (7, 12, 26)[:count]:
+        module.jobs[job_id] = NoText(module.jobs[job_id])
+    client = client_on(module, commands)
+    found = {job.job_id: job for job in client.read_queue()}
+    assert found.keys() == text_jobs.keys() and found[7] == text_jobs[7]
+    assert client.read_job(7) == text_jobs[7]
