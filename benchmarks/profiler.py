@@ -4,8 +4,12 @@
 Without further options, on two real cores: a loop that only the CPU time of its loader limits is
 profiled, and its epochs under leases of one and of two cores are timed and compared with what the
 profile says; then it is moved from one core to two while it runs, and the time until it has the
-new pace is measured. Run it on a quiet machine: everything else that wants the cores is in the
-figures.
+new pace is measured. Profiles and epochs take turns, epochs before and after each profile, so that
+a machine that becomes slower or faster steadily is in both alike; the error is the median of the
+profiles' own, and all of them are told. Run it on a quiet machine: everything else that wants the
+cores is in the figures. How quiet it was is told too: between all parts a loop of fixed work runs
+on both cores, and at the end stands what other processes and the host have taken. Nothing is
+corrected by that.
 
 With ``--grid`` a job whose pipeline is emulated is profiled at few core counts with its data set
 cached, and the prediction ``min(gpu_rate, loader_rate(c, m))`` is compared with a run of every cell
@@ -71,7 +75,7 @@ def command(samples: int, epochs: int, workers: int = 2) -> list[str]:
 
 def profiled(samples: int) -> StoredProfile:
     """The loop measured on two cores of this machine by synergy-profile."""
-    words = ("--json", "--no-store", "--cpus=2", "--iterations=400", "--point-seconds=60")
+    words = ("--json", "--no-store", "--cpus=2", "--iterations=600", "--point-seconds=60")
     done = subprocess.run(
         [
             *(sys.executable, "-m", "slurm_synergy.profiler.command", *words, "--"),
@@ -85,14 +89,17 @@ def profiled(samples: int) -> StoredProfile:
 
 
 def epoch_s(samples: int, cpus: int) -> float:
-    """Seconds of the loop's second epoch under a lease of ``cpus`` cores from the start."""
+    """Seconds of an epoch of the loop under a lease of ``cpus`` cores from the start.
+
+    The mean of those after the first, in which workers start.
+    """
     done = subprocess.run(
         [sys.executable, __file__, f"--epochs-with={cpus}", f"--samples={samples}"],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
-    return float(done.stdout.split()[1])
+    return statistics.fmean(float(word) for word in done.stdout.split()[1:])
 
 
 class Leased:
@@ -127,11 +134,11 @@ class Leased:
 
 
 def leased(samples: int, cpus: int) -> int:
-    """Run two epochs under a lease of ``cpus`` cores; the exit status."""
+    """Run an epoch and ``cpus`` more under a lease of so many cores; the exit status."""
     with tempfile.TemporaryDirectory() as place:
         board = Board.create(Path(place) / "board", rank=0, ranks=1)
         env = {**os.environ, "SYNERGY_CHECKPOINT_DIR": place}
-        return Launcher(command(samples, 2), env, task_from({}), board, Leased(cpus)).run()
+        return Launcher(command(samples, 1 + cpus), env, task_from({}), board, Leased(cpus)).run()
 
 
 def _grant(cores: int, now_s: float) -> Grant:
@@ -202,30 +209,113 @@ def _pace(times: Sequence[float], low_s: float, high_s: float) -> float:
     return sum(low_s <= one < high_s for one in times) / (high_s - low_s)
 
 
-def real(samples: int, repeats: int) -> dict[str, Any]:
-    """Predicted and measured epoch times at one and two cores, and the time of a resize."""
-    stored = profiled(samples)
-    profile, evidence = stored.profile, stored.evidence
-    assert evidence is not None
+def pace_of_machine(cpu_s: float = 0.25) -> dict[str, float]:
+    """A loop on each of two cores at once: rounds per second by the clock, and by CPU time."""
+    made = [os.pipe() for _ in range(2)]
+    cpus = sorted(os.sched_getaffinity(0))[:2]
+    for cpu, (_, write) in zip(cpus, made, strict=True):
+        if os.fork() == 0:
+            os.sched_setaffinity(0, {cpu})
+            rounds, began_s, cpu_began_s = 0, time.monotonic(), time.thread_time()
+            while time.thread_time() < cpu_began_s + cpu_s:
+                rounds += 1
+            took_s, cpu_took_s = time.monotonic() - began_s, time.thread_time() - cpu_began_s
+            os.write(write, f"{rounds / took_s} {rounds / cpu_took_s}".encode())
+            os._exit(0)
+    found = []
+    for read, write in made:
+        os.close(write)
+        with os.fdopen(read) as told:
+            found.append([float(word) for word in told.read().split()])
+    for _ in made:
+        os.wait()
+    return {
+        "per_s": statistics.fmean(wall for wall, _ in found),
+        "per_cpu_s": statistics.fmean(cpu for _, cpu in found),
+    }
+
+
+class Quiet:
+    """How quiet the machine was, and how steady."""
+
+    def __init__(self) -> None:
+        self._paces = [pace_of_machine()]
+        self._began = self._counters()
+
+    def look(self) -> None:
+        """Between two parts of the benchmark."""
+        self._paces.append(pace_of_machine())
+
+    def _counters(self) -> tuple[float, float, float, float]:
+        words = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
+        ticks = [int(word) / os.sysconf("SC_CLK_TCK") for word in words]
+        busy_s, stolen_s = sum(ticks[:3]) + sum(ticks[5:7]), ticks[7]
+        ours = os.times()
+        ours_s = ours.user + ours.system + ours.children_user + ours.children_system
+        return time.monotonic(), busy_s, stolen_s, ours_s
+
+    def told(self) -> dict[str, Any]:
+        """Shares of the cores' time, and the spread of the loop's paces."""
+        passed = [now - then for now, then in zip(self._counters(), self._began, strict=True)]
+        all_s = passed[0] * (os.cpu_count() or 1)
+        spread = {}
+        for name in ("per_s", "per_cpu_s"):
+            rates = [one[name] for one in self._paces]
+            spread[name] = round(max(rates) / min(rates) - 1, 4)
+        return {
+            "others_share": round(max(0.0, passed[1] - passed[3]) / all_s, 4),
+            "stolen_share": round(passed[2] / all_s, 4),
+            "pace_spread": spread["per_s"],
+            "clock_spread": spread["per_cpu_s"],
+            "paces": [round(one["per_s"]) for one in self._paces],
+        }
+
+
+def predicted_s(stored: StoredProfile, samples: int, cpus: int) -> float:
+    """Seconds of an epoch by the profile."""
+    rate = job_rate(stored.profile, "gpu", (Resources(gpus=1, cpus=cpus, mem_mib=1),))
+    assert rate is not None
+    return samples / rate
+
+
+def interleaved(samples: int, repeats: int, quiet: Quiet) -> list[dict[str, Any]]:
+    """Profiles and epochs in turns: one row for one and for two cores."""
     measured: dict[int, list[float]] = {1: [], 2: []}
-    for _ in range(repeats):
-        for cpus, times in measured.items():
-            times.append(epoch_s(samples, cpus))
+    stored = []
+    for number in range(repeats + 1):
+        for cpus in (1, 2) if number % 2 == 0 else (2, 1):
+            measured[cpus].append(epoch_s(samples, cpus))
+            quiet.look()
+        if number < repeats:
+            stored.append(profiled(samples))
+            quiet.look()
     rows = []
     for cpus, times in measured.items():
-        share = Resources(gpus=1, cpus=cpus, mem_mib=1)
-        rate = job_rate(profile, "gpu", (share,))
-        assert rate is not None
-        middle_s = statistics.median(times)
+        predicted = [predicted_s(one, samples, cpus) for one in stored]
+        errors = [
+            said / statistics.fmean(around) - 1
+            for said, around in zip(predicted, pairwise(times), strict=True)
+        ]
         rows.append(
             {
                 "cpus": cpus,
-                "predicted_s": round(samples / rate, 3),
-                "measured_s": round(middle_s, 3),
-                "spread": round((max(times) - min(times)) / middle_s, 3),
-                "error": round(samples / rate / middle_s - 1, 4),
+                "predicted_s": round(statistics.median(predicted), 3),
+                "measured_s": round(statistics.median(times), 3),
+                "spread": round((max(times) - min(times)) / statistics.median(times), 3),
+                "error": round(statistics.median(errors), 4),
+                "errors": [round(one, 4) for one in errors],
+                "epochs_s": [round(one, 3) for one in times],
+                "profiles_s": [round(one, 3) for one in predicted],
+                "confident": all(one.profile.confident for one in stored),
             }
         )
+    return rows
+
+
+def real(samples: int, repeats: int) -> dict[str, Any]:
+    """Predicted and measured epoch times at one and two cores, and the time of a resize."""
+    quiet = Quiet()
+    rows = interleaved(samples, repeats, quiet)
     # A launcher blocks signals and pins its process: it gets one of its own.
     done = subprocess.run(
         [sys.executable, __file__, "--resize", f"--samples={samples}"],
@@ -233,11 +323,11 @@ def real(samples: int, repeats: int) -> dict[str, Any]:
         text=True,
         check=True,
     )
-    resize = json.loads(done.stdout.splitlines()[-1])
+    quiet.look()
     return {
         "epochs": rows,
-        "confidence": evidence.confidence.value,
-        "resize": resize,
+        "resize": json.loads(done.stdout.splitlines()[-1]),
+        "machine": quiet.told(),
         "load_average": os.getloadavg()[0],
     }
 
@@ -416,19 +506,21 @@ def main() -> int:
     parser.add_argument("--own-reads", action="store_true", help="with --grid: workers read")
     parser.add_argument("--markdown", action="store_true", help="with --grid: as a table")
     parser.add_argument(
-        "--epochs-with", type=int, metavar="CPUS", help="only two epochs under such a lease"
+        "--epochs-with", type=int, metavar="CPUS", help="only some epochs under such a lease"
     )
     parser.add_argument("--resize", action="store_true", help="only the resize in place")
     parser.add_argument("--search", action="store_true", help="the search against plain halving")
     parser.add_argument("--samples", type=int, default=4000, help="samples of an epoch")
-    parser.add_argument("--repeats", type=int, default=5, help="measurements, of which the median")
+    parser.add_argument(
+        "--repeats", type=int, help="measurements, of which the median (default 3; --grid: 5)"
+    )
     parser.add_argument("--pipelines", type=int, default=2000, help="with --search")
     options = parser.parse_args()
     if options.search:
         print(json.dumps(search(options.pipelines), indent=None if options.json else 2))
         return 0
     if options.grid:
-        found = grid(Pace(own_reads=options.own_reads), options.repeats)
+        found = grid(Pace(own_reads=options.own_reads), options.repeats or 5)
         print(_markdown(found) if options.markdown else json.dumps(found))
         return 0
     if options.epochs_with:
@@ -438,18 +530,24 @@ def main() -> int:
         return 0
     if len(os.sched_getaffinity(0)) < 2:
         parser.error("two cores are needed")
-    found = real(options.samples, options.repeats)
+    found = real(options.samples, options.repeats or 3)
     if options.json:
         print(json.dumps(found))
     else:
         for row in found["epochs"]:
             print(
                 f"{row['cpus']} cores: epoch predicted {row['predicted_s']:.2f} s, measured "
-                f"{row['measured_s']:.2f} s: {row['error']:+.1%} (limit {EPOCH_ERROR_LIMIT:.0%})"
+                f"{row['measured_s']:.2f} s: {row['error']:+.1%} (limit {EPOCH_ERROR_LIMIT:.0%}); "
+                f"profiles one by one: {', '.join(f'{one:+.1%}' for one in row['errors'])}"
             )
         print(
             f"resize in place: the new pace after {found['resize']['reached_after_s']:.2f} s "
             f"(limit {RESIZE_LIMIT_S:g} s); load average {found['load_average']:.1f}"
+        )
+        machine = found["machine"]
+        print(
+            f"machine: others had {machine['others_share']:.1%} of the cores' time, the host took "
+            f"{machine['stolen_share']:.1%}; its pace varied by {machine['pace_spread']:.1%}"
         )
     missed = any(abs(row["error"]) > EPOCH_ERROR_LIMIT for row in found["epochs"])
     return 1 if missed or found["resize"]["reached_after_s"] > RESIZE_LIMIT_S else 0

@@ -413,6 +413,12 @@ class ProfilingSettings(Section):
     steps: Annotated[int, Field(strict=True, ge=4, le=10_000)] = Field(
         default=50, description="Steps of the training that are measured with each (count)."
     )
+    read_s: Annotated[float, Field(strict=True, ge=0, le=60)] = Field(
+        default=2.0,
+        description="At its end some of the job's files are read past the page cache, for this "
+        "long and 200 MiB at most, in seconds: how fast the storage is says what memory brings. "
+        "0: never, and memory is not planned by what was measured.",
+    )
 
 
 class MetricsSettings(Section):

@@ -153,12 +153,13 @@ def _told_memory(pipeline: PipelineModel) -> str:
 
 def _told_evidence(evidence: Evidence) -> list[str]:
     age = duration(max(time.time() - evidence.measured_s, 0))
-    return [
+    said = [
         f"measured {age} ago on {evidence.gpus} "
         f"GPU{'s' if evidence.gpus != 1 else ''} of type {evidence.gpu_type} with up to "
         f"{evidence.most_cpus} cores: {evidence.source or 'place not known'}",
         f"confidence {evidence.confidence.value}" + (f": {evidence.why}" if evidence.why else ""),
     ]
+    return [*said, *([evidence.data] if evidence.data else [])]
 
 
 @profile.command("export")

@@ -27,6 +27,12 @@ class ProbingLeases(LeaseTable):
             entry = self._entries.get(job_id)
             return entry.tasks.profiling() if entry else ()
 
+    def epoch(self, job_id: int) -> int:
+        """Epochs of the data that all tasks of the job have behind them; 0 without a lease."""
+        with self._lock:
+            entry = self._entries.get(job_id)
+            return entry.tasks.epoch if entry else 0
+
     def sums(self, job_id: int) -> tuple[Sums, ...]:
         """What the job's tasks have done so far, by rank; none without a lease."""
         with self._lock:

@@ -59,6 +59,7 @@ class NodeService:
         self._events: dict[str, asyncio.Event] = {}
         self._nodes_of: dict[int, set[str]] = {}
         self._waiters = 0
+        self._closing = False
         self._of_node = Buckets(per_s=5.0, burst=50)
 
     def wake(self, job_id: int, nodes: Collection[str]) -> None:
@@ -67,6 +68,12 @@ class NodeService:
             event = self._events.pop(node, None)
             if event is not None:
                 event.set()
+
+    def close(self) -> None:
+        """Answer the calls that are held, and hold none from now on."""
+        self._closing = True
+        for event in self._events.values():
+            event.set()
 
     @answered
     async def Leases(self, request: pb.NodeRequest, peer: str) -> pb.NodeReply:
@@ -102,7 +109,7 @@ class NodeService:
                 views = await self.calls.run(self._leases.on_node, node)
                 self._note(node, (view.job_id for view in views))
                 found = leases_message(node, views)
-                left_s = deadline_s - loop.time()
+                left_s = 0.0 if self._closing else deadline_s - loop.time()
                 if found.state != request.known or left_s <= 0 or self._waiters > _MAX_WAITERS:
                     return found
                 with contextlib.suppress(TimeoutError):

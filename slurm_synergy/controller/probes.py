@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from slurm_synergy.core.model import Lease, Node
 
-__all__ = ["Measured", "Probe", "Probes", "TaskProfiling", "choose_cores"]
+__all__ = ["DataRead", "Measured", "Probe", "Probes", "TaskProfiling", "choose_cores"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,8 @@ class Probe:
     """What a job shall measure: on ``cores`` by node, ``steps`` after ``warmup_steps``.
 
     ``number`` grows with each probe of any job. It is answered after ``longest_s`` at the latest.
-    With a ``batch_size`` the job takes so many samples a step meanwhile (0: what it has).
+    With a ``batch_size`` the job takes so many samples a step meanwhile (0: what it has). With
+    ``read_s`` its data are read for so long by so many ``readers``, and no steps are measured.
     """
 
     number: int
@@ -28,7 +29,28 @@ class Probe:
     steps: int
     longest_s: float
     batch_size: int = 0
+    read_s: float = 0.0
+    readers: int = 0
     cores: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataRead:
+    """A job's data as seen from one of its nodes; zeros for what is not known.
+
+    ``samples`` items of an epoch are ``dataset_mib``; ``storage_mib_s`` is the bandwidth of reads
+    that no cache serves. ``in_memory``: there is no storage behind them. ``cached``: the job keeps
+    items in a data cache, which takes what its processes leave of its memory. ``how`` says in words
+    what was read, or why not.
+    """
+
+    dataset_mib: float = 0.0
+    samples: int = 0
+    storage_mib_s: float = 0.0
+    read_mib: float = 0.0
+    in_memory: bool = False
+    cached: bool = False
+    how: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +58,7 @@ class Measured:
     """A task's answer to the probe of that number; ``steps`` 0: it could not measure.
 
     Samples/s are of the whole job. ``wait_share`` (0..1) and the rate without waits are None where
-    the program does not tell them.
+    the program does not tell them. ``data`` comes from one task of a node, where it was asked for.
     """
 
     probe: int
@@ -44,6 +66,7 @@ class Measured:
     samples_per_s: float = 0.0
     wait_share: float | None = None
     busy_samples_per_s: float | None = None
+    data: DataRead | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,8 @@ from typing import Protocol
 from slurm_synergy.cluster import Clock, Observation, ObservedJob
 from slurm_synergy.config import ProfilingSettings
 from slurm_synergy.controller.leases import LeaseBook
-from slurm_synergy.controller.probes import Measured, Probe
+from slurm_synergy.controller.probes import DataRead, Measured, Probe
+from slurm_synergy.controller.profiling_data import data_of
 from slurm_synergy.controller.profiling_results import (
     MOST_OF_A_USER,
     Target,
@@ -27,22 +28,23 @@ from slurm_synergy.controller.profiling_results import (
     is_known,
     is_somebody_elses,
     kept_profile,
+    least_free,
     own_key,
+    span_of,
     target_of,
 )
 from slurm_synergy.controller.refining import ProfileWriter, Refiner
 from slurm_synergy.core.catalogue import CATALOGUE
 from slurm_synergy.core.model import (
     JobPhase,
-    JobStatus,
     Lease,
     Node,
     Plan,
     Profile,
     Snapshot,
 )
-from slurm_synergy.core.pipeline import cpu_step, proportional_share
 from slurm_synergy.errors import SynergyError
+from slurm_synergy.profiler.filling import held_up_elsewhere
 from slurm_synergy.profiler.sweep import Confidence, Measurement, Sweep, SweepSpan
 
 __all__ = ["ProfileStore", "Profiler"]
@@ -88,6 +90,8 @@ class _Run:
     cpus: int
     number: int = 0
     answer_by_s: float = 0.0
+    # The search is over: what is left is to read some of the data.
+    reading: bool = False
 
 
 @dataclass(slots=True)
@@ -99,6 +103,8 @@ class _Past:
     not_before_s: float = 0.0
     settled: bool = field(default=False)
     stale: bool = False
+    # The epoch in which it was measured with data that no cache had yet.
+    cold_epoch: int | None = None
 
 
 class Profiler:
@@ -198,7 +204,13 @@ class Profiler:
 
     def _look_after(self, run: _Run, now_s: float) -> None:
         job_id, probe = run.target.job_id, self._leases.probing(run.target.job_id)
-        if self._leases.incarnation(job_id) != run.target.incarnation:
+        if run.reading:
+            # The search is worth keeping without it too, also of a job that has ended.
+            if probe is None or probe.number != run.number:
+                self._finish(run, unread="it was interrupted")
+            elif now_s > run.answer_by_s:
+                self._finish(run, unread="its tasks did not answer")
+        elif self._leases.incarnation(job_id) != run.target.incarnation:
             self._forget(run)  # it ended, or began anew
         elif self._leases.stopping(job_id) is not None:
             self._drop(run, "the job is being stopped")
@@ -220,6 +232,9 @@ class Profiler:
             if job_id not in wanted or seen.phase is not JobPhase.RUNNING or not seen.job.wrapped:
                 continue
             past = self._past_of(job_id)
+            cold = past.cold_epoch
+            if cold is not None and self._leases.epoch(job_id) <= cold:
+                continue  # one epoch fills the cache
             if not past.settled and now_s >= past.not_before_s and not self._later(seen):
                 try:
                     self._consider(seen, past, nodes, now_s)
@@ -255,44 +270,26 @@ class Profiler:
         busy = {name for run in self._runs.values() for name in run.target.nodes}
         if len(held) != len(names) or not busy.isdisjoint(names):
             return
-        span = self._span(seen, lease, held)
+        span = span_of(seen, lease, held, self._leases.free_cores)
         kept = self._store.stored_profile(key)
         if not seen.profile_key and kept is not None:
             self._store.set_profile_key(job_id, key)
         found = self._store.profile(key) or CATALOGUE.get(key)
         known = found is not None and is_known(found, seen.job, lease.placement.gpu_type, span)
-        if (known and not past.stale) or is_somebody_elses(kept, owner_uid):
+        again = past.stale or past.cold_epoch is not None
+        if (known and not again) or is_somebody_elses(kept, owner_uid):
             past.settled = True
             return
         if any(run.target.key == key for run in self._runs.values()):
             return  # another job with the same key finds it out for both
-        if min(len(self._leases.free_cores(name)) for name in names) < self._min_free(held, gpus):
+        least = least_free(held, span.gpus, self._settings)
+        if min(len(self._leases.free_cores(name)) for name in names) < least:
             return
         past.tries += 1
         target = target_of(
             seen, lease, nodes, key=key, owner_uid=owner_uid, incarnation=past.incarnation
         )
         self._begin(target, span, budget_s, lease, now_s)
-
-    def _min_free(self, held: list[Node], gpus: set[int]) -> int:
-        """Free cores to wait for; none where the job's GPUs are all that its nodes have."""
-        whole = all(node.total.gpus in gpus for node in held)
-        return 0 if whole else self._settings.min_free_cores
-
-    def _span(self, seen: ObservedJob, lease: Lease, held: list[Node]) -> SweepSpan:
-        gpus = lease.placement.shares[0][1].gpus
-        status = JobStatus(job=seen.job)
-        most = min(
-            len(self._leases.free_cores(node.name) | set(lease.cores.get(node.name, ())))
-            for node in held
-        )
-        threads = max(node.threads_per_core for node in held)
-        return SweepSpan(
-            gpus=gpus,
-            most_cpus=max(1, most),
-            proportional_cpus=min(proportional_share(status, node, gpus).cpus for node in held),
-            step=max(cpu_step(seen.job, gpus), threads),
-        )
 
     def _budget_s(self, seen: ObservedJob) -> float:
         limit_s = seen.job.time_limit_s
@@ -320,7 +317,7 @@ class Profiler:
         """Have the next point measured; without one the sweep is over."""
         cpus, now_s = run.sweep.next_cpus, self._clock.now_s()
         if cpus is None:
-            self._finish(run)
+            self._read_data(run, now_s)
             return
         left_s = run.deadline_s - now_s
         if left_s <= 0:
@@ -341,7 +338,30 @@ class Profiler:
         if self._leases.probe(run.target.job_id, probe, cpus) is None:
             self._cut(run, "its free cores went to others")
 
+    def _read_data(self, run: _Run, now_s: float) -> None:
+        """Have some of the data read, with the cores that the job has anyway."""
+        lease, read_s = self._leases.lease(run.target.job_id), self._settings.read_s
+        if lease is None or read_s <= 0:
+            self._finish(run, unread="profiling.read_s is 0" if lease else "the job has ended")
+            return
+        run.number, run.reading = next(self._numbers), True
+        run.answer_by_s = now_s + read_s + _ANSWER_MARGIN_S
+        probe = Probe(
+            number=run.number,
+            warmup_steps=0,
+            steps=1,
+            longest_s=_LEAST_POINT_S,  # for launchers that know steps only
+            read_s=read_s,
+            readers=run.sweep.result().knee_cpus,
+        )
+        cpus = min(len(lease.cores.get(name, ())) for name in run.target.nodes)
+        if self._leases.probe(run.target.job_id, probe, cpus) is None:
+            self._finish(run, unread="its cores went to others")
+
     def _take_in(self, run: _Run, answers: tuple[Measured, ...]) -> None:
+        if run.reading:
+            self._finish(run, data_of(answers), unread="its launcher does not read data")
+            return
         if not all(answer.steps for answer in answers):
             self._cut(run, f"its tasks could not be measured with {run.cpus} cores")
             return
@@ -371,8 +391,8 @@ class Profiler:
         else:
             self._drop(run, why)
 
-    def _finish(self, run: _Run) -> None:
-        """Write down what was found, and give the cores back."""
+    def _finish(self, run: _Run, data: DataRead | None = None, *, unread: str = "") -> None:
+        """Write down what was found, and give the cores back; ``unread``: why without ``data``."""
         job_id, result = run.target.job_id, run.sweep.result()
         target, told = run.target, self._leases.profiling(job_id)
         try:
@@ -385,8 +405,9 @@ class Profiler:
                 own_mem_mib=sum(one.own_mem_mib for one in told) / len(target.nodes),
                 before=self._store.profile(target.key),
                 stale=self._past_of(job_id).stale,
+                data=data,
             )
-            evidence = evidence_for(target, result, self._clock.now_s())
+            evidence = evidence_for(target, result, self._clock.now_s(), data, unread)
             self._store.save_profile(profile, evidence)
             # Every changed script has a key of its own, and names cost nothing.
             for old in self._store.profiles_of(target.owner_uid)[:-MOST_OF_A_USER]:
@@ -398,7 +419,9 @@ class Profiler:
             return
         self._forget(run)
         past, took_s = self._past_of(job_id), self._clock.now_s() - run.began_s
-        past.settled, past.stale = result.confidence is Confidence.HIGH, False
+        cold = past.cold_epoch is None and bool(data and data.cached) and held_up_elsewhere(result)
+        past.settled, past.stale = result.confidence is Confidence.HIGH and not cold, False
+        past.cold_epoch = self._leases.epoch(job_id) if cold else None
         # Were the job to change all the time, it would still not be measured all the time.
         past.not_before_s = self._clock.now_s() + took_s / self._settings.most_share
         _LOG.info(

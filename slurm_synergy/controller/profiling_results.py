@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from slurm_synergy.cluster import ObservedJob
-from slurm_synergy.core.model import Job, Lease, Node, Profile, ProfileOrigin
-from slurm_synergy.core.pipeline import fit_to_job
+from slurm_synergy.config import ProfilingSettings
+from slurm_synergy.controller.probes import DataRead
+from slurm_synergy.controller.profiling_data import data_facts, data_in_words
+from slurm_synergy.core.model import Job, JobStatus, Lease, Node, Profile, ProfileOrigin
+from slurm_synergy.core.pipeline import cpu_step, fit_to_job, proportional_share
 from slurm_synergy.profiler.evidence import Evidence, StoredProfile, evidence_of, merged
-from slurm_synergy.profiler.filling import DataFacts, filled
+from slurm_synergy.profiler.filling import filled
 from slurm_synergy.profiler.sweep import SweepResult, SweepSpan
 
 __all__ = [
@@ -21,14 +24,15 @@ __all__ = [
     "is_known",
     "is_somebody_elses",
     "kept_profile",
+    "least_free",
     "own_key",
+    "span_of",
     "target_of",
 ]
 
 MOST_OF_A_USER = 500
 """Profiles that one user can have in the store."""
 
-_MEM_MARGIN = 1.25
 _LONGEST_SOURCE = 400  # of what an exported profile may hold
 
 
@@ -80,6 +84,28 @@ def target_of(
     )
 
 
+def span_of(
+    seen: ObservedJob, lease: Lease, held: Iterable[Node], free: Callable[[str], frozenset[int]]
+) -> SweepSpan:
+    """The core counts that can be tried on the nodes that the job has; ``free`` are a node's."""
+    nodes, gpus = tuple(held), lease.placement.shares[0][1].gpus
+    status = JobStatus(job=seen.job)
+    most = min(len(free(node.name) | set(lease.cores.get(node.name, ()))) for node in nodes)
+    threads = max(node.threads_per_core for node in nodes)
+    return SweepSpan(
+        gpus=gpus,
+        most_cpus=max(1, most),
+        proportional_cpus=min(proportional_share(status, node, gpus).cpus for node in nodes),
+        step=max(cpu_step(seen.job, gpus), threads),
+    )
+
+
+def least_free(held: Iterable[Node], gpus: int, settings: ProfilingSettings) -> int:
+    """Free cores to wait for; none where the job's GPUs are all that its nodes have."""
+    whole = all(node.total.gpus == gpus for node in held)
+    return 0 if whole else settings.min_free_cores
+
+
 def is_known(found: Profile, job: Job, gpu_type: str, span: SweepSpan) -> bool:
     """Whether a sweep over ``span`` finds out nothing that is not believed already."""
     profile = fit_to_job(found, job)
@@ -100,16 +126,25 @@ def is_somebody_elses(kept: StoredProfile | None, owner_uid: int) -> bool:
 
 
 def kept_profile(
-    target: Target, result: SweepResult, *, own_mem_mib: float, before: Profile | None, stale: bool
+    target: Target,
+    result: SweepResult,
+    *,
+    own_mem_mib: float,
+    before: Profile | None,
+    stale: bool,
+    data: DataRead | None = None,
 ) -> Profile:
     """The profile to keep under the target's key, with what ``before`` knows besides.
 
     ``own_mem_mib`` is what the job's processes were seen to have on one node. ``stale``: what was
     known does not hold any more. Raises ModelError.
     """
-    # It has run within its share: a margin beyond it would only keep others out.
-    own_mib = min(own_mem_mib * _MEM_MARGIN, target.mem_mib)
-    facts = DataFacts(process_mem_mib=max(round(own_mib), target.least_mem_mib))
+    facts = data_facts(
+        data,
+        own_mem_mib=own_mem_mib,
+        share_mib=target.mem_mib,
+        least_mib=target.least_mem_mib,
+    )
     found = filled(result, key=target.key, gpu_type=target.gpu_type, facts=facts)
     if before is not None and not stale and _saw_more(before, found):
         # Few GPUs hide what the loader can do; theirs is all that is new.
@@ -118,14 +153,22 @@ def kept_profile(
     return replace(merged(found, before), confident=found.confident and saw_all)
 
 
-def evidence_for(target: Target, result: SweepResult, measured_s: float) -> Evidence:
-    """What is kept beside the profile."""
+def evidence_for(
+    target: Target,
+    result: SweepResult,
+    measured_s: float,
+    data: DataRead | None = None,
+    unread: str = "",
+) -> Evidence:
+    """What is kept beside the profile; ``unread`` is why there is no ``data``."""
+    words = data_in_words(data, unread or "its data were not looked at")
     return evidence_of(
         result,
         gpu_type=target.gpu_type,
         measured_s=measured_s,
         owner_uid=target.owner_uid,
         source=f"job {target.job_id} on {', '.join(target.nodes)}"[:_LONGEST_SOURCE],
+        data="".join(one for one in words if one.isprintable())[:_LONGEST_SOURCE],
     )
 
 

@@ -203,6 +203,17 @@ class JobTasks:
             if task.exit_code is None and task.report.profiling is not None
         )
 
+    @property
+    def epoch(self) -> int:
+        """Epochs that all running tasks have behind them; 0 where none runs."""
+        running = (
+            task.report.epoch
+            for step in self._steps.values()
+            for task in step.tasks.values()
+            if task.exit_code is None
+        )
+        return min(running, default=0)
+
     def sums(self) -> tuple[Sums, ...]:
         """What the running tasks have done and how long it took them, by rank."""
         return tuple(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_synergy.errors import ConfigError
+from slurm_synergy.jobside.data_told import tell_files
 from slurm_synergy.jobside.minio import read_cached
 from slurm_synergy.jobside.minio_job import job_cache
 from slurm_synergy.jobside.sampler import derive_seed
@@ -69,6 +70,8 @@ class CachedFiles:
         self.batch_size, self._shuffle, self._seed = batch_size, shuffle, seed
         self._shard, self._shards, self._last_batch = shard_id, num_shards, last_batch
         self._order: tuple[int, Any] = (-1, None)
+        if shuffle:  # what is trained on, not what is validated with
+            tell_files(self.files)
 
     @classmethod
     def from_folders(cls, root: str | os.PathLike[str], **options: Any) -> CachedFiles:

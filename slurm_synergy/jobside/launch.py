@@ -21,12 +21,14 @@ from pathlib import Path
 from slurm_synergy.errors import LeaseError
 from slurm_synergy.jobside import binding, environment, process, trouble
 from slurm_synergy.jobside.board import Board, LeaseView, Report
+from slurm_synergy.jobside.data_reading import DataReader, DataReading
 from slurm_synergy.jobside.environment import ENDPOINT_FILE, LEASE_STOP_EXIT, Task
 from slurm_synergy.jobside.lease_client import Grant, LeaseClient, LeaseSource, Update
 from slurm_synergy.jobside.minio_place import keep_or_remove
 from slurm_synergy.jobside.private import PrivateDir
 from slurm_synergy.jobside.profiling_lease import (
     Answer,
+    Order,
     OrderKeeper,
     own_memory_mib,
     program_name,
@@ -74,7 +76,8 @@ class Launcher:
         self._written: LeaseView | None = None
         self._cpus: frozenset[int] = frozenset()
         self._repin_s = 0.0
-        self._orders = OrderKeeper()
+        self._data = DataReader(env, board.path, lambda: binding.process_tree(self._child))
+        self._orders = OrderKeeper(self._read_data)
         self._report = Report()
         self._training: Training | None = None
         self._reported_stop: tuple[int, int, int] = (0, 0, 0)
@@ -256,10 +259,18 @@ class Launcher:
         if self._orders.busy:
             self._answer(self._orders.look(self._read_report(), time.monotonic()))
 
+    def _read_data(self, order: Order) -> DataReading | None:
+        """One task of the node reads for all."""
+        if self._task.local_rank or not self._child:
+            return None
+        return self._data.begin(readers=max(1, order.readers), most_s=order.read_s)
+
     def _answer(self, answer: Answer | None) -> None:
         """Tell the controller what came of its order."""
         if answer is None or self._client is None:
             return
+        if self._child and answer.found is not None:
+            self._data.look()
         had_mib = own_memory_mib(binding.process_tree(self._child)) if self._child else 0
         self._client.own_mem_mib = max(self._client.own_mem_mib, had_mib)
         self._client.answer = answer

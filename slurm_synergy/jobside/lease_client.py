@@ -21,6 +21,7 @@ import grpc
 
 from slurm_synergy.errors import LeaseError
 from slurm_synergy.jobside.board import Report
+from slurm_synergy.jobside.data_reading import DataFound
 from slurm_synergy.jobside.environment import Task
 from slurm_synergy.jobside.profiling_lease import Answer, Order
 from slurm_synergy.jobside.training import Training
@@ -45,6 +46,7 @@ _LONGEST_BACKOFF_S = 5.0
 _GONE_RETRY_S = 30.0
 _LOCAL_RETRY_S = 10.0
 _MUNGE_TIMEOUT_S = 10.0
+_LONGEST_HOW = 200
 _CHANNEL_OPTIONS = (
     # Compute nodes often have a proxy set for the web; the controller is not behind it.
     ("grpc.enable_http_proxy", 0),
@@ -352,7 +354,7 @@ class LeaseClient:
     def _profiling(self, order: Order | None) -> pb.Profiling:
         answer, measured = self.answer, None
         if answer is not None:
-            measured = pb.Measured(probe=answer.number)
+            measured = pb.Measured(probe=answer.number, data=_data(answer.data))
             if answer.found is not None:
                 found = answer.found
                 waits_known = found.wait_share is not None
@@ -477,6 +479,20 @@ def _training(told: Training | None) -> pb.Training | None:
     )
 
 
+def _data(found: DataFound | None) -> pb.DataRead | None:
+    if found is None:
+        return None
+    return pb.DataRead(
+        dataset_mib=found.dataset_mib,
+        samples=found.samples,
+        storage_mib_s=found.storage_mib_s,
+        read_mib=found.read_mib,
+        in_memory=found.in_memory,
+        cached=found.cached,
+        how=found.how.encode("ascii", "replace").decode("ascii")[:_LONGEST_HOW],
+    )
+
+
 def _order(probe: pb.Probe) -> Order | None:
     if not probe.number:
         return None
@@ -485,6 +501,8 @@ def _order(probe: pb.Probe) -> Order | None:
         warmup_steps=probe.warmup_steps,
         steps=probe.steps,
         longest_s=probe.longest_s,
+        read_s=probe.read_s,
+        readers=probe.readers,
     )
 
 

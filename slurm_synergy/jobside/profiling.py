@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from slurm_synergy.jobside import binding, process
 from slurm_synergy.jobside.board import Board, Report
+from slurm_synergy.jobside.data_told import DataTold, read_told
 from slurm_synergy.jobside.environment import task_from
 from slurm_synergy.jobside.launch import Launcher
 from slurm_synergy.jobside.lease_client import Grant, Update
@@ -194,13 +195,15 @@ class Profiled:
     """What became of a command that was profiled.
 
     ``sweep`` is over; ``own_mem_mib`` is what the processes had for themselves, ``exit_code`` the
-    command's, negative for a signal, and ``ended_by_us`` whether it had to end then.
+    command's, negative for a signal, and ``ended_by_us`` whether it had to end then. ``told`` is
+    what it told of its data set, if anything.
     """
 
     sweep: Sweep
     own_mem_mib: int
     exit_code: int
     ended_by_us: bool
+    told: DataTold | None = None
 
 
 def profile_command(
@@ -230,6 +233,7 @@ def profile_command(
             sweep, report=board.read_report, limits=limits, told=told, watch=watch, ends=ends
         )
         code = Launcher(command, own_env, task, board, source).run()
+        told_of_data = read_told(board.path)
     finally:
         # The launcher is made to be a process of its own: leave this one as it was.
         while process.fetch_signal(0.0) is not None:
@@ -242,4 +246,5 @@ def profile_command(
         own_mem_mib=source.own_mem_mib,
         exit_code=code,
         ended_by_us=source.ended_by_us,
+        told=told_of_data,
     )

@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_synergy.jobside.board import Report
+from slurm_synergy.jobside.data_reading import DataFound, DataReading
 from slurm_synergy.profiler.points import Meter, MeterState, Reading
 from slurm_synergy.profiler.sweep import Measurement
 
@@ -27,33 +28,45 @@ _KIB_PER_MIB = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What to measure: ``steps`` after ``warmup_steps``, for at most ``longest_s`` seconds."""
+    """What to measure: ``steps`` after ``warmup_steps``, for at most ``longest_s`` seconds.
+
+    With ``read_s`` it is the storage instead, for so many seconds by so many ``readers``.
+    """
 
     number: int
     warmup_steps: int
     steps: int
     longest_s: float
+    read_s: float = 0.0
+    readers: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came of the order of that number; ``found`` None: it could not be measured."""
+    """What came of the order of that number; neither of both: it could not be measured."""
 
     number: int
     found: Measurement | None = None
+    data: DataFound | None = None
 
 
 class OrderKeeper:
-    """Carries out one order at a time; a newer one, or none, ends the one before."""
+    """Carries out one order at a time; a newer one, or none, ends the one before.
 
-    def __init__(self) -> None:
+    ``read`` begins an order that asks for the storage; where it is None, or yields none, such an
+    order is answered without it.
+    """
+
+    def __init__(self, read: Callable[[Order], DataReading | None] | None = None) -> None:
         self._order: Order | None = None
         self._meter: Meter | None = None
+        self._read = read
+        self._reading: DataReading | None = None
 
     @property
     def busy(self) -> bool:
         """Something is being measured: look at the board more often."""
-        return self._meter is not None
+        return self._meter is not None or self._reading is not None
 
     def follow(self, order: Order | None, *, cpus: int, possible: bool) -> Answer | None:
         """Take over what the controller wants now, with ``cpus`` cores for this task.
@@ -62,9 +75,12 @@ class OrderKeeper:
         """
         if order == self._order:
             return None
-        self._order, self._meter = order, None
+        self._order, self._meter, self._reading = order, None, None
         if order is None:
             return None
+        if order.read_s > 0:
+            self._reading = self._read(order) if self._read is not None else None
+            return Answer(number=order.number) if self._reading is None else None
         if not possible or cpus < 1:
             return Answer(number=order.number)
         self._meter = Meter(
@@ -77,6 +93,8 @@ class OrderKeeper:
 
     def look(self, report: Report, now_s: float) -> Answer | None:
         """Take in what the board says at ``now_s`` (monotonic); the answer, once there is one."""
+        if self._order is not None and self._reading is not None:
+            return self._look_at_reading(self._order.number, self._reading)
         if self._meter is None or self._order is None:
             return None
         meter = self._meter.seen(
@@ -93,6 +111,12 @@ class OrderKeeper:
             return None
         self._meter = None
         return Answer(number=self._order.number, found=meter.measurement)
+
+    def _look_at_reading(self, number: int, reading: DataReading) -> Answer | None:
+        if reading.found is None:
+            return None
+        self._reading = None
+        return Answer(number=number, data=reading.found)
 
 
 def own_memory_mib(pids: Iterable[int]) -> int:

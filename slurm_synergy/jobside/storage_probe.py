@@ -39,11 +39,13 @@ class Bandwidth:
     """What reading past every cache came to.
 
     ``mib_s`` is None where it cannot be measured, and ``how`` says why; else how the caches were
-    kept out. ``read_mib`` were read of ``files`` files in ``seconds``.
+    kept out. ``read_mib`` were read of ``files`` files in ``seconds``. ``in_memory``: all of the
+    files lie in file systems that have no storage behind them.
     """
 
     mib_s: float | None
     how: str
+    in_memory: bool = False
     read_mib: float = 0.0
     files: int = 0
     seconds: float = 0.0
@@ -137,8 +139,8 @@ def read_bandwidth(
 
     Ends after ``most_mib`` or ``most_s`` seconds; fewer files are not read twice.
     """
-    memory = _memory_devices()
-    order = [path for path in files if _device(path) not in memory]
+    memory, devices = _memory_devices(), {path: _device(path) for path in files}
+    order = [path for path, device in devices.items() if device and device not in memory]
     random.Random(0).shuffle(order)
     for direct in (True, False):
         reading = _Reading(order, direct=direct, most_bytes=most_mib * _MIB, most_s=most_s)
@@ -153,7 +155,9 @@ def read_bandwidth(
                 files=reading.done_files,
                 seconds=took_s,
             )
-    why = "the data lies in memory, or cannot be read" if files else "no data files are known"
+    if files and all(device in memory for device in devices.values()):
+        return Bandwidth(mib_s=None, how="the data lies in memory", in_memory=True)
+    why = "the data files cannot be read" if files else "no data files are known"
     return Bandwidth(mib_s=None, how=why)
 
 
@@ -219,7 +223,8 @@ class _Reading:
                 at += count
                 with self._lock:
                     self.done_bytes += count
-                if count % mmap.PAGESIZE or time.monotonic() >= self._until_s:
+                over = self.done_bytes >= self._most_bytes or time.monotonic() >= self._until_s
+                if over or count % mmap.PAGESIZE:
                     break
             with self._lock:
                 self.done_files += 1

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from slurm_synergy.core.pipeline import job_rate
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.errors import LeaseError, ModelError
 from slurm_synergy.jobside.binding import process_tree
+from slurm_synergy.jobside.data_told import DataTold
 from slurm_synergy.jobside.profiling import Limits, Profiled, profile_command
 from slurm_synergy.jobside.profiling_lease import program_name
 from slurm_synergy.jobside.storage_probe import (
@@ -123,7 +124,8 @@ def argument_parser() -> argparse.ArgumentParser:
 
 
 _DATA_HELP = (
-    "file or directory of the data set; may be repeated. Without it memory is taken not to matter"
+    "file or directory of the data set; may be repeated. Without it, and where the program does "
+    "not tell, memory is taken not to matter"
 )
 _KEPT = "KEY.json in $XDG_DATA_HOME/slurm-synergy/profiles or ~/.local/share/...)"
 
@@ -136,6 +138,7 @@ class _Job:
     span: SweepSpan
     files: tuple[Path, ...]
     data_mib: float
+    samples: int = 0
 
 
 def _job(options: argparse.Namespace, words: Sequence[str]) -> _Job:
@@ -205,6 +208,7 @@ def _measured(options: argparse.Namespace, words: Sequence[str], job: _Job) -> i
         _say(f"nothing was measured: {done.sweep.stopped}")
         return _FAILED
     result = done.sweep.result()
+    job = _with_what_was_told(job, done.told)
     storage = _storage(options, job.files or seen.files, result)
     stored = _stored(options, job, done, result, storage)
     if path is not None:
@@ -214,6 +218,14 @@ def _measured(options: argparse.Namespace, words: Sequence[str], job: _Job) -> i
     else:
         _print_profile(stored, result, storage, path)
     return _FAILED if result.why else 0
+
+
+def _with_what_was_told(job: _Job, told: DataTold | None) -> _Job:
+    """The job with the data set that its program has told, unless --data named one."""
+    if job.files or told is None or not told.files:
+        return job
+    files = tuple(Path(name) for name in told.files)
+    return replace(job, files=files, data_mib=told.mib(), samples=told.samples)
 
 
 def _tell_point(point: Measurement) -> None:
@@ -237,7 +249,7 @@ def _stored(
 ) -> StoredProfile:
     facts = DataFacts(
         dataset_mib=job.data_mib,
-        samples_per_epoch=options.samples or max(len(job.files), 1),
+        samples_per_epoch=options.samples or job.samples or max(len(job.files), 1),
         storage_mib_s=storage.mib_s or float("inf"),
         process_mem_mib=done.own_mem_mib,
     )

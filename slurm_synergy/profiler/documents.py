@@ -83,6 +83,7 @@ def _evidence_document(evidence: Evidence) -> dict[str, Any]:
         "measured_s": evidence.measured_s,
         "owner_uid": evidence.owner_uid,
         "source": evidence.source,
+        "data": evidence.data,
     }
 
 
@@ -258,4 +259,5 @@ def _evidence(reader: _Reader) -> Evidence:
         why=reader.text("why"),
         owner_uid=reader.whole("owner_uid", -1),
         source=reader.text("source"),
+        data=reader.text("data"),
     )

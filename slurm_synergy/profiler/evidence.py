@@ -34,7 +34,7 @@ class Evidence:
     ``gpus`` of type ``gpu_type`` on one node with up to ``most_cpus`` cores for the job, of which
     ``proportional_cpus`` are its proportional share; ``points`` in the order of measuring.
     ``measured_s`` is when (epoch), ``owner_uid`` whose job it was (-1: not known), ``source`` says
-    in words where it ran, ``why`` why confidence is low.
+    in words where it ran, ``why`` why confidence is low, ``data`` what the memory side rests on.
     """
 
     gpu_type: str
@@ -47,6 +47,7 @@ class Evidence:
     why: str = ""
     owner_uid: int = -1
     source: str = ""
+    data: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,13 @@ class StoredProfile:
 
 
 def evidence_of(
-    result: SweepResult, *, gpu_type: str, measured_s: float, owner_uid: int, source: str
+    result: SweepResult,
+    *,
+    gpu_type: str,
+    measured_s: float,
+    owner_uid: int,
+    source: str,
+    data: str = "",
 ) -> Evidence:
     """What is kept of a sweep beside its profile."""
     return Evidence(
@@ -72,6 +79,7 @@ def evidence_of(
         why=result.why,
         owner_uid=owner_uid,
         source=source,
+        data=data,
     )
 
 

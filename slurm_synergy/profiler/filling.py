@@ -17,7 +17,10 @@ from slurm_synergy.core.resources import Resources
 from slurm_synergy.errors import ModelError
 from slurm_synergy.profiler.sweep import PLATEAU, Confidence, SweepResult
 
-__all__ = ["DataFacts", "filled", "matrix", "pipeline_of"]
+__all__ = ["DataFacts", "filled", "held_up_elsewhere", "matrix", "pipeline_of"]
+
+# A pace this far below that of reading everything from storage has other causes.
+_SLOW_READS = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +49,14 @@ def pipeline_of(result: SweepResult, facts: DataFacts) -> PipelineModel:
 
     Where the GPUs set the pace, how much faster the loader would be cannot be seen. From there on
     it is taken to grow as it did before, at most in proportion to the cores: the job's own GPUs
-    hide what is beyond, and faster GPUs ask for cores instead of being thought full with few.
+    hide what is beyond, and faster GPUs ask for cores instead of being thought full with few. The
+    same holds where reading did: it hides what the cores can do with more of the data cached.
     """
-    shown = _loader_part(result)
+    hidden = result.gpu_bound or _reading_did(result, facts)
+    shown = _loader_part(result) if hidden else list(result.curve)
     most = result.span.counts[-1]
     last, last_rate = shown[-1]
-    if result.gpu_bound and last < most:
+    if hidden and last < most:
         shown.append((most, last_rate + _last_slope(shown) * (most - last)))
     return PipelineModel(
         preprocess=tuple(shown),
@@ -63,9 +68,7 @@ def pipeline_of(result: SweepResult, facts: DataFacts) -> PipelineModel:
 
 
 def _loader_part(result: SweepResult) -> list[tuple[int, float]]:
-    """The curve up to the point at which the GPUs set the pace; all of it where they never do."""
-    if not result.gpu_bound:
-        return list(result.curve)
+    """The curve up to the point from which more cores bring no more."""
     top = result.curve[-1][1]
     shown: list[tuple[int, float]] = []
     for cpus, rate in result.curve:
@@ -99,13 +102,21 @@ def filled(
         pipeline=pipeline_of(result, facts or DataFacts()),
         origin=ProfileOrigin.MEASURED,
         sample_count=result.iterations,
-        confident=result.confidence is Confidence.HIGH and not _held_up_elsewhere(result),
+        confident=result.confidence is Confidence.HIGH and not held_up_elsewhere(result),
         measured_gpus=result.span.gpus if result.gpu_bound else 0,
         measured_cpus=result.span.counts[-1],
     )
 
 
-def _held_up_elsewhere(result: SweepResult) -> bool:
+def _reading_did(result: SweepResult, facts: DataFacts) -> bool:
+    """Whether reads from storage set the pace at the top: it is not below what these allow."""
+    if not facts.dataset_mib or facts.storage_mib_s == float("inf"):
+        return False
+    reads = facts.samples_per_epoch * facts.storage_mib_s / facts.dataset_mib
+    return held_up_elsewhere(result) and result.curve[-1][1] >= _SLOW_READS * reads
+
+
+def held_up_elsewhere(result: SweepResult) -> bool:
     """Whether data was waited for at the top although fewer cores had brought as much.
 
     Then neither cores nor GPUs set the pace but, say, reads of data that will be cached later.

@@ -65,16 +65,30 @@ def pace_between(before: Sequence[Sums], now: Sequence[Sums]) -> Pace | None:
 def deviation(
     profile: Profile, pace: Pace, gpu_type: str, shares: Sequence[Resources]
 ) -> float | None:
-    """By which fraction the pace is above (or below) that of the profile; None if unknown."""
+    """By which fraction the pace is above (or below) that of the profile; None if unknown.
+
+    A cache fills in an epoch, and begins empty after a restart: up to then every pace from that
+    without any cache up to the expected one is as expected.
+    """
     expected = job_rate(profile, gpu_type, shares)
-    return pace.samples_per_s / expected - 1 if expected else None
+    if not expected:
+        return None
+    least = min(expected, _without_cache(profile, len(shares)))
+    return pace.samples_per_s / min(expected, max(pace.samples_per_s, least)) - 1
+
+
+def _without_cache(profile: Profile, nodes: int) -> float:
+    """Samples/s of a job over so many nodes at which its data can be read with nothing cached."""
+    if profile.pipeline is None:
+        return float("inf")
+    return nodes * fetch_rate(profile.pipeline, 0)
 
 
 def refined(profile: Profile, pace: Pace, gpu_type: str, shares: Sequence[Resources]) -> Profile:
     """The profile moved a little towards what was seen of the part that set the pace.
 
     Where the loader did, the whole curve moves: what makes a sample dearer does so on every core.
-    Where reading did, or both parts were about even, nothing is learned.
+    Where reading did or may have done, or both parts were about even, nothing is learned.
     """
     pipeline = profile.pipeline
     gpu_rate = profile.gpu_rate_per_gpu.get(gpu_type)
@@ -86,7 +100,9 @@ def refined(profile: Profile, pace: Pace, gpu_type: str, shares: Sequence[Resour
     of_node = pace.samples_per_s / nodes
     loader = 1.0
     if pace.wait_share >= _LOADER_SETS_PACE:
-        if fetch_rate(pipeline, mem_mib) < _FETCH_MARGIN * loads:
+        # A slow pace may be that of a cache which is not full yet.
+        cached_mib = mem_mib if of_node > loads else 0
+        if fetch_rate(pipeline, cached_mib) < _FETCH_MARGIN * loads:
             return profile
         loader = of_node / loads
     elif pace.wait_share > _GPUS_SET_PACE:

@@ -95,32 +95,56 @@ class Progress(_message.Message):
     def __init__(self, step: _Optional[int] = ..., samples: _Optional[int] = ..., epoch: _Optional[int] = ..., step_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., pinned_cpus: _Optional[int] = ..., stepped_s: _Optional[float] = ..., waited_s: _Optional[float] = ...) -> None: ...
 
 class Probe(_message.Message):
-    __slots__ = ("number", "warmup_steps", "steps", "longest_s")
+    __slots__ = ("number", "warmup_steps", "steps", "longest_s", "read_s", "readers")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     WARMUP_STEPS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     LONGEST_S_FIELD_NUMBER: _ClassVar[int]
+    READ_S_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
     number: int
     warmup_steps: int
     steps: int
     longest_s: float
-    def __init__(self, number: _Optional[int] = ..., warmup_steps: _Optional[int] = ..., steps: _Optional[int] = ..., longest_s: _Optional[float] = ...) -> None: ...
+    read_s: float
+    readers: int
+    def __init__(self, number: _Optional[int] = ..., warmup_steps: _Optional[int] = ..., steps: _Optional[int] = ..., longest_s: _Optional[float] = ..., read_s: _Optional[float] = ..., readers: _Optional[int] = ...) -> None: ...
 
 class Measured(_message.Message):
-    __slots__ = ("probe", "steps", "samples_per_s", "waits_known", "wait_share", "busy_samples_per_s")
+    __slots__ = ("probe", "steps", "samples_per_s", "waits_known", "wait_share", "busy_samples_per_s", "data")
     PROBE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_PER_S_FIELD_NUMBER: _ClassVar[int]
     WAITS_KNOWN_FIELD_NUMBER: _ClassVar[int]
     WAIT_SHARE_FIELD_NUMBER: _ClassVar[int]
     BUSY_SAMPLES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
     probe: int
     steps: int
     samples_per_s: float
     waits_known: bool
     wait_share: float
     busy_samples_per_s: float
-    def __init__(self, probe: _Optional[int] = ..., steps: _Optional[int] = ..., samples_per_s: _Optional[float] = ..., waits_known: _Optional[bool] = ..., wait_share: _Optional[float] = ..., busy_samples_per_s: _Optional[float] = ...) -> None: ...
+    data: DataRead
+    def __init__(self, probe: _Optional[int] = ..., steps: _Optional[int] = ..., samples_per_s: _Optional[float] = ..., waits_known: _Optional[bool] = ..., wait_share: _Optional[float] = ..., busy_samples_per_s: _Optional[float] = ..., data: _Optional[_Union[DataRead, _Mapping]] = ...) -> None: ...
+
+class DataRead(_message.Message):
+    __slots__ = ("dataset_mib", "samples", "storage_mib_s", "read_mib", "in_memory", "cached", "how")
+    DATASET_MIB_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_MIB_S_FIELD_NUMBER: _ClassVar[int]
+    READ_MIB_FIELD_NUMBER: _ClassVar[int]
+    IN_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    HOW_FIELD_NUMBER: _ClassVar[int]
+    dataset_mib: float
+    samples: int
+    storage_mib_s: float
+    read_mib: float
+    in_memory: bool
+    cached: bool
+    how: str
+    def __init__(self, dataset_mib: _Optional[float] = ..., samples: _Optional[int] = ..., storage_mib_s: _Optional[float] = ..., read_mib: _Optional[float] = ..., in_memory: _Optional[bool] = ..., cached: _Optional[bool] = ..., how: _Optional[str] = ...) -> None: ...
 
 class Profiling(_message.Message):
     __slots__ = ("known_probe", "measured", "own_mem_mib", "program")

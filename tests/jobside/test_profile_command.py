@@ -33,6 +33,7 @@ def batches():
     while True:
         time.sleep(0.05 / len(os.sched_getaffinity(0)))
         yield None
+synergy.describe_data([__file__], samples=1000)
 for _ in synergy.iterate(batches(), batch_size=8):
     pass
 """
@@ -173,6 +174,11 @@ def test_a_command_is_measured_in_place_and_its_profile_kept(world: World) -> No
     # The machine may be busy, so that the emulated pace is missed; more cores still go faster.
     assert rates[2] > 1.3 * rates[1]
     assert rates[1] < 8 / 0.05 * 1.05
+    # Its data set is the one that the program tells, for want of --data.
+    pipeline = content["profile"]["pipeline"]
+    script_mib = (world.tmp / "train.py").stat().st_size / 2**20
+    assert pipeline["dataset_mib"] == pytest.approx(script_mib)
+    assert pipeline["samples_per_epoch"] == 1000
     assert [one["cpus"] for one in content["predicted"]] == [1, 2]
     for one in content["predicted"]:
         assert one["samples_per_s"] == pytest.approx(rates[one["cpus"]], rel=0.01)
@@ -343,14 +349,15 @@ def test_where_nothing_can_be_read_past_the_page_cache_it_is_dropped_from_there(
 def test_data_in_memory_has_no_bandwidth(tmp_path: Path) -> None:
     assert read_bandwidth([], readers=1).how == "no data files are known"
     missing = read_bandwidth([tmp_path / "gone"], readers=1)
-    assert (missing.mib_s, missing.how) == (None, "the data lies in memory, or cannot be read")
+    assert (missing.mib_s, missing.how) == (None, "the data files cannot be read")
     place = Path("/dev/shm")
     if not place.is_dir():
         pytest.skip("this machine has no /dev/shm")
     file = place / f"synergy-test-{os.getpid()}"
     try:
         file.write_bytes(bytes(1 << 20))
-        assert read_bandwidth([file], readers=1).mib_s is None
+        found = read_bandwidth([file], readers=1)
+        assert (found.mib_s, found.in_memory) == (None, True)
     finally:
         file.unlink()
 

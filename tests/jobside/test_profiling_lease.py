@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,10 @@ from test_launch import CPUS, Rig, rig, two_cpus
 
 from slurm_synergy.errors import LeaseError
 from slurm_synergy.jobside.board import Board, Report
+from slurm_synergy.jobside.data_reading import DataFound, DataReading
+from slurm_synergy.jobside.data_told import described, tell
 from slurm_synergy.jobside.profiling_lease import (
+    Answer,
     Order,
     OrderKeeper,
     own_memory_mib,
@@ -93,6 +97,38 @@ def test_an_order_that_is_taken_back_is_forgotten() -> None:
     assert keeper.follow(None, cpus=3, possible=True) is None
     assert not keeper.busy
     assert keeper.look(report(1000), now_s=1000.0) is None
+
+
+READ = Order(number=4, warmup_steps=0, steps=1, longest_s=5.0, read_s=1.0, readers=2)
+
+
+def test_an_order_to_read_is_answered_when_the_reading_is_done() -> None:
+    go = threading.Event()
+
+    def measured() -> DataFound:
+        go.wait(60)
+        return DataFound(samples=7)
+
+    keeper = OrderKeeper(lambda order: DataReading(measured))
+    assert keeper.follow(READ, cpus=3, possible=False) is None
+    assert keeper.busy
+    assert keeper.look(report(10), now_s=0.0) is None
+    go.set()
+    answer = until(lambda: keeper.look(report(10), now_s=0.0), timeout_s=60, what="answer")
+    assert (answer.number, answer.found, answer.data) == (4, None, DataFound(samples=7))
+    assert not keeper.busy
+
+
+def test_a_reading_that_fails_or_is_nobodys_task_is_answered_too() -> None:
+    def fails() -> DataFound:
+        raise OSError(5, "the storage is gone")
+
+    keeper = OrderKeeper(lambda order: DataReading(fails))
+    keeper.follow(READ, cpus=3, possible=True)
+    answer = until(lambda: keeper.look(report(10), now_s=0.0), timeout_s=60, what="answer")
+    assert "the storage is gone" in answer.data.how
+    assert OrderKeeper().follow(READ, cpus=3, possible=True) == Answer(number=4)
+    assert OrderKeeper(lambda order: None).follow(READ, cpus=3, possible=True) == Answer(number=4)
 
 
 def test_a_program_has_the_name_of_its_command_place_and_script(tmp_path: Path) -> None:
@@ -184,6 +220,28 @@ def test_a_silent_controller_leaves_the_floor_and_no_measurement(rig: Rig) -> No
     until(lambda: job.board.read_lease().silent, timeout_s=60, what="silence")
     assert job.board.read_lease().core_count == 2
     assert job.answer(5) is None
+    assert job.finish() == 0
+
+
+def test_some_of_the_data_is_read_when_it_is_asked_for(rig: Rig, tmp_path: Path) -> None:
+    files = []
+    for number in range(8):
+        files.append(tmp_path / f"{number}.bin")
+        files[-1].write_bytes(os.urandom(1 << 20))
+    job = Measuring(rig, SYNERGY_CACHE_DIR=str(tmp_path))
+    tell(job.board.path, described(files, samples=800))
+    wanted = pb.Probe(number=5, warmup_steps=0, steps=1, longest_s=5.0, read_s=1.0, readers=2)
+    job.controller.measure(wanted, cores=range(3))
+    answer = until(lambda: job.answer(5), timeout_s=90, what="answer")
+    assert answer.steps == 0
+    found = answer.data
+    assert (found.dataset_mib, found.samples, found.cached) == (8.0, 800, False)
+    if not found.in_memory:  # the place of temporary files is a tmpfs
+        assert (found.read_mib, found.storage_mib_s > 0) == (8.0, True)
+        assert "8 MiB of 8 files" in found.how and "by 2 readers" in found.how
+    # What can be measured else goes on as before.
+    job.controller.measure(pb.Probe(number=6, warmup_steps=5, steps=40, longest_s=60.0))
+    assert until(lambda: job.answer(6), timeout_s=90, what="answer").steps >= 40
     assert job.finish() == 0
 
 

@@ -1,9 +1,10 @@
 """A training loop whose loader and GPU are pretended, with a known truth. Run inside a job.
 
-``emulated_loop.py GPU_RATE CORES:RATE,CORES:RATE,… BATCH`` trains until it is ended. Its loader
-makes samples at the rate that the truth gives for the cores of the lease, as read from the board
-before each batch, two batches ahead; its GPU takes GPU_RATE. Both keep to a time table, so that a
-busy machine makes single steps late but not the rate wrong.
+``emulated_loop.py GPU_RATE CORES:RATE,CORES:RATE,… BATCH [DATA]`` trains until it is ended. Its
+loader makes samples at the rate that the truth gives for the cores of the lease, as read from the
+board before each batch, two batches ahead; its GPU takes GPU_RATE. Both keep to a time table, so
+that a busy machine makes single steps late but not the rate wrong. The files in the directory DATA
+are said to be its data set, and one of them is kept in the job's data cache.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from slurm_synergy.core.model import PipelineModel
 from slurm_synergy.core.pipeline import preprocess_rate
-from slurm_synergy.jobside import iterate
+from slurm_synergy.jobside import cached_open, describe_data, iterate
 from slurm_synergy.jobside.board import Board
 
 AHEAD = 2
@@ -55,6 +56,10 @@ def main(argv: list[str]) -> int:
     points = [point.split(":") for point in argv[1].split(",")]
     pipeline = PipelineModel(preprocess=tuple((int(c), float(rate)) for c, rate in points))
     board = Board.attach(Path(os.environ["SYNERGY_BOARD"]))
+    if argv[3:]:
+        files = sorted(Path(argv[3]).iterdir())
+        describe_data(files)
+        cached_open(files[0]).close()
     table = TimeTable(pipeline, gpu_rate, batch)
 
     def batches() -> Iterator[int]:

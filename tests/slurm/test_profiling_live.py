@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from harness import ROOT, ControllerProcess, Slurm, controller, slurm
 
 from slurm_synergy.cli.control import Target, ask
 from slurm_synergy.controller.codec import decode
-from slurm_synergy.core.model import PipelineModel, Profile
-from slurm_synergy.core.pipeline import preprocess_rate
+from slurm_synergy.core.model import Job, JobStatus, Node, PipelineModel, Profile
+from slurm_synergy.core.pipeline import demand, preprocess_rate
+from slurm_synergy.core.resources import Resources
+from slurm_synergy.profiler.evidence import Evidence
 
 __all__ = ["controller", "slurm"]  # fixtures
 
@@ -29,6 +32,9 @@ PROGRAM = ROOT / "tests" / "slurm" / "emulated_loop.py"
 TRUTH = PipelineModel(preprocess=((1, 120.0), (4, 400.0), (8, 700.0), (24, 1100.0)))
 GPU_RATE = 600.0
 BATCH = 20
+ITEM_MIB = 64
+FULL = Resources(gpus=8, cpus=24, mem_mib=500_000)
+NODE = Node(name="v100-1", gpu_type="v100", total=FULL, capacity=FULL, sockets=2)
 
 
 def profiling_controller(controller: Factory, **profiling: Any) -> ControllerProcess:
@@ -57,12 +63,18 @@ def free_port() -> int:
         return port
 
 
-def submit(slurm: Slurm, daemon: ControllerProcess, key: str, *options: str) -> int:
-    """A job of one GPU with that profile key, whose truth is the one above."""
+def submit(
+    slurm: Slurm, daemon: ControllerProcess, key: str, *options: str, data: Path | None = None
+) -> int:
+    """A job of one GPU with that profile key, whose truth is the one above.
+
+    The files in ``data`` are said to be its data set.
+    """
     curve = ",".join(f"{cores}:{rate:g}" for cores, rate in TRUTH.preprocess)
     script = (
         f"export SYNERGY_ENDPOINT={daemon.endpoint} SYNERGY_INJECT=0\n"
-        f"{SRUN} {sys.executable} {PROGRAM} {GPU_RATE:g} {curve} {BATCH}\n"
+        f"export SYNERGY_CACHE_DIR={daemon.home}\n"
+        f"{SRUN} {sys.executable} {PROGRAM} {GPU_RATE:g} {curve} {BATCH} {data or ''}\n"
     )
     hint = f"--comment=synergy:profile={key}"
     return slurm.submit("--gres=gpu:v100:1", hint, *options, script=script, wrapped=False)
@@ -73,6 +85,13 @@ def stored(daemon: ControllerProcess, key: str) -> Profile | None:
     with closing(sqlite3.connect(daemon.home / "state" / "ledger.sqlite")) as db, db:
         row = db.execute("SELECT profile FROM profiles WHERE key = ?", (key,)).fetchone()
     return decode(Profile, json.loads(row[0])) if row else None
+
+
+def evidence(daemon: ControllerProcess, key: str) -> Evidence:
+    """What the ledger has beside the profile."""
+    with closing(sqlite3.connect(daemon.home / "state" / "ledger.sqlite")) as db, db:
+        row = db.execute("SELECT profile FROM profiles WHERE key = ?", (key,)).fetchone()
+    return decode(Evidence, json.loads(row[0])["evidence"])
 
 
 def until(holds: Callable[[], Any], daemon: ControllerProcess, what: str, timeout_s: float) -> Any:
@@ -99,12 +118,29 @@ def cores_of(slurm: Slurm, job_id: int) -> list[int]:
     return [int(line.split()[1]) for line in lines if line.startswith("cores ")]
 
 
+def data_set(folder: Path) -> Path:
+    """A hundred files of 64 MiB and a small one, which take no room: all of them are holes."""
+    folder.mkdir()
+    for number in range(101):
+        with (folder / f"{number:03}").open("wb") as file:
+            file.truncate(ITEM_MIB << 20 if number else 1 << 20)
+    return folder
+
+
+def memory_of(daemon: ControllerProcess, job_id: int) -> int:
+    """The memory of the job's lease, in MiB."""
+    (share,) = leases(daemon)[job_id]["placement"]["shares"]
+    mem_mib: int = share[1]["mem_mib"]
+    return mem_mib
+
+
 def test_a_job_is_measured_once_and_the_next_one_starts_profiled(
-    controller: Factory, slurm: Slurm
+    controller: Factory, slurm: Slurm, tmp_path: Path
 ) -> None:
     daemon = profiling_controller(controller)
     daemon.start()
-    first = submit(slurm, daemon, "truth")
+    data = data_set(tmp_path / "data")
+    first = submit(slurm, daemon, "truth", data=data)
     slurm.running(first, timeout_s=60)
     shown = until(lambda: shown_job(daemon, first)["profiling"], daemon, "sweep is shown", 120)
     assert (shown["key"], shown["most_points"]) == ("truth", 8)
@@ -115,8 +151,24 @@ def test_a_job_is_measured_once_and_the_next_one_starts_profiled(
     for cores in range(1, 25):
         known = min(GPU_RATE, preprocess_rate(profile.pipeline, cores))
         assert known == pytest.approx(min(GPU_RATE, preprocess_rate(TRUTH, cores)), rel=0.10)
+    # Its data were looked at, and its memory filled in from that.
+    assert (profile.pipeline.dataset_mib, profile.pipeline.samples_per_epoch) == (
+        pytest.approx(100 * ITEM_MIB, rel=0.01),
+        101,
+    )
+    read = evidence(daemon, "truth").data
+    if "in memory" in read:  # temporary files are in a tmpfs here
+        assert profile.pipeline.storage_mib_s == float("inf")
+    else:
+        assert 0 < profile.pipeline.storage_mib_s < float("inf")
+        assert "O_DIRECT" in read or "dropped from the page cache" in read
     # The next round gives it what it can use: 97 % of its GPU's rate takes 7 cores.
     until(lambda: cores_of(slurm, first)[-1] in (6, 7), daemon, "planned with the profile", 60)
+    # And 64 MiB for each of 600 samples/s are more than any storage gives: all of them are cached,
+    # with the processes' memory and what the cache leaves free; 62,500 MiB are its share.
+    status = JobStatus(job=Job(job_id=1, user="u", submitted_s=0.0, gpus=1), profile=profile)
+    wanted_mib = demand(status, NODE, 1).mem_mib
+    assert memory_of(daemon, first) == wanted_mib < 12 * 1024
     tried = cores_of(slurm, first)
     assert len(set(tried)) <= 9
     # One round planned with 3 cores, the sweep tried up to all of the node's.
@@ -125,6 +177,7 @@ def test_a_job_is_measured_once_and_the_next_one_starts_profiled(
     slurm.running(second, timeout_s=60)
     until(lambda: cores_of(slurm, second), daemon, "the second job trains", 60)
     assert set(cores_of(slurm, second)) <= {6, 7}
+    assert memory_of(daemon, second) == wanted_mib
     assert daemon.log.count("measured under 'truth' with") == 2  # begun and done, of the first
     # With 7 cores its GPU hardly waits for data; with its share of 3 it did half of the time.
     stall = until(

@@ -56,6 +56,16 @@ progresses = st.builds(
     stepped_s=doubles,
     waited_s=doubles,
 )
+data_read = st.builds(
+    pb.DataRead,
+    dataset_mib=doubles,
+    samples=u64,
+    storage_mib_s=doubles,
+    read_mib=doubles,
+    in_memory=st.booleans(),
+    cached=st.booleans(),
+    how=texts,
+)
 measured = st.builds(
     pb.Measured,
     probe=st.one_of(st.just(1), u64),
@@ -64,6 +74,7 @@ measured = st.builds(
     waits_known=st.booleans(),
     wait_share=doubles,
     busy_samples_per_s=doubles,
+    data=st.one_of(st.none(), data_read),
 )
 profilings = st.builds(
     pb.Profiling,
@@ -124,7 +135,7 @@ def fuzzed(
     patch = pytest.MonkeyPatch()
     # What a flood is answered with has a test of its own.
     patch.setattr(call_guard, "_SLOW_ANSWER_S", 0.0)
-    patch.setattr("slurm_synergy.controller.lease_service.Buckets", _Unlimited)
+    patch.setattr("slurm_synergy.controller.lease_calls.Buckets", _Unlimited)
     state_dir = tmp_path_factory.mktemp("fuzz")
     world = ServiceWorld(state_dir, munge_socket, operators=frozenset())
     handler, logger = _Unexpected(), logging.getLogger()

@@ -62,6 +62,7 @@ def stored(key: str = "mine", owner_uid: int = UID, **changes: Any) -> StoredPro
         measured_s=1_700_000_000.0,
         owner_uid=owner_uid,
         source="synergy-profile on somewhere",
+        data="data set 50000 MiB in 500000 items, in memory",
     )
     return StoredProfile(profile=profile, evidence=replace(evidence, **changes))
 
@@ -272,6 +273,7 @@ def test_a_profile_is_imported_listed_shown_exported_and_forgotten(
     shown = Ran(capsys, "profile", "show", "mine").out
     assert "mine (from the controller's store)" in shown
     assert "on 1 GPU of type v100 with up to 24 cores: synergy-profile on somewhere" in shown
+    assert "\ndata set 50000 MiB in 500000 items, in memory\n" in shown
     assert re.search(r"^24 +1000 +50 +1%$", shown, re.MULTILINE)
     assert (
         "data set 48.8 GiB in 500000 samples, storage taken not to limit, processes 4 GiB" in shown

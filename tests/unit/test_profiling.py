@@ -14,7 +14,7 @@ from slurm_synergy.cluster import Observation, ObservedJob
 from slurm_synergy.config import ProfilingSettings
 from slurm_synergy.controller.leases import LeaseBook
 from slurm_synergy.controller.ledger import Ledger
-from slurm_synergy.controller.probes import Measured, Probe, TaskProfiling, choose_cores
+from slurm_synergy.controller.probes import DataRead, Measured, Probe, TaskProfiling, choose_cores
 from slurm_synergy.controller.profiling import Profiler
 from slurm_synergy.controller.tasks import TaskIdentity, TaskReport
 from slurm_synergy.core.model import (
@@ -55,6 +55,10 @@ class World:
         self.tokens: dict[TaskIdentity, int] = {}
         self.answered: dict[int, list[int]] = {}
         self.own_mem_mib = 1000
+        self.data: DataRead | None = None
+        self.read: list[Probe] = []
+        self.reads_per_s = float("inf")  # what the storage allows
+        self.epoch = 0
         self.sums: dict[int, tuple[float, float, float]] = {}
         self.open()
 
@@ -122,6 +126,7 @@ class World:
             identity,
             TaskReport(
                 step=10,
+                epoch=self.epoch,
                 samples=round(self.sums.get(identity.job_id, (100.0, 0.0, 0.0))[0]),
                 stepped_s=self.sums.get(identity.job_id, (0.0, 0.0, 0.0))[1],
                 waited_s=self.sums.get(identity.job_id, (0.0, 0.0, 0.0))[2],
@@ -149,8 +154,16 @@ class World:
             return False
         nodes = len(probe.cores)
         cpus = min(len(ids) for ids in probe.cores.values())
+        tasks = [one for one in self.tokens if one.job_id == job_id]
+        if probe.read_s:
+            self.read.append(probe)
+            for identity in tasks:
+                first = all(one.rank >= identity.rank for one in tasks if one.node == identity.node)
+                data = self.data if first else None
+                self.renew(identity, Measured(probe=probe.number, data=data))
+            return True
         self.answered.setdefault(job_id, []).append(cpus)
-        rate = min(GPU_RATE, preprocess_rate(TRUTH, cpus)) * nodes
+        rate = min(GPU_RATE, self.reads_per_s, preprocess_rate(TRUTH, cpus)) * nodes
         self.clock.advance(10.0)
         told = Measured(
             probe=probe.number,
@@ -159,7 +172,7 @@ class World:
             wait_share=1 - rate / (GPU_RATE * nodes),
             busy_samples_per_s=GPU_RATE * nodes,
         )
-        for identity in [one for one in self.tokens if one.job_id == job_id]:
+        for identity in tasks:
             self.renew(identity, told)
         return True
 
@@ -305,6 +318,147 @@ def test_on_a_pool_of_unlike_nodes_memory_is_that_of_the_smallest(
     assert profile is not None and profile.pipeline is not None
     # More than the 25,000 MiB of a GPU's share there: what was seen, and a quarter.
     assert profile.pipeline.process_mem_mib == 50_000
+
+
+SMALL = DataRead(
+    dataset_mib=40_000.0, samples=400_000, storage_mib_s=20.0, cached=True, how="by 7 readers"
+)
+
+
+def wanted_mib(world: World, gpus: int = 1) -> int:
+    """The memory that the profile asks for on a whole node."""
+    profile = world.profile()
+    assert profile is not None
+    status = JobStatus(job=world.jobs[1].job, profile=profile)
+    return demand(status, NODES["n1"], gpus).mem_mib
+
+
+def told_of_data(world: World) -> str:
+    """What the evidence says of the memory side."""
+    stored = world.ledger.stored_profile("k")
+    assert stored is not None and stored.evidence is not None
+    return stored.evidence.data
+
+
+def test_what_memory_brings_follows_from_sizes_and_storage(world: World) -> None:
+    world.data = SMALL
+    world.start(1)
+    world.observe()
+    world.finish(1)
+    profile = world.profile()
+    assert profile is not None and profile.pipeline is not None and profile.confident
+    # With the cores of its lease, by as many readers as the knee has cores.
+    (probe,) = world.read
+    assert (len(probe.cores["n1"]), probe.read_s, probe.readers) == (3, 2.0, 7)
+    pipeline = profile.pipeline
+    known = (pipeline.dataset_mib, pipeline.samples_per_epoch, pipeline.storage_mib_s)
+    assert known == (40_000.0, 400_000, 20.0)
+    # 582 samples/s are 58 MiB/s, of which two thirds have to come from the cache.
+    assert 27_000 < wanted_mib(world) < 36_000
+    assert told_of_data(world).startswith("data set 40000 MiB in 400000 items storage 20 MiB/s")
+
+
+def test_more_than_the_share_is_asked_for_where_it_brings_something(world: World) -> None:
+    world.data = replace(SMALL, dataset_mib=300_000.0)
+    world.start(1)
+    world.observe()
+    world.finish(1)
+    assert wanted_mib(world) > 200_000  # of a share of 100,000
+    world.data = replace(SMALL, storage_mib_s=0.0, in_memory=True)
+    world.ledger.forget_profile("k")
+    world.start(2)
+    world.observe()
+    world.finish(2)
+    assert wanted_mib(world) < 10_000  # nothing to wait for
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (None, "its launcher does not read data"),
+        (replace(SMALL, cached=False), "the job keeps no data cache"),
+        (replace(SMALL, dataset_mib=0.0, samples=0), "the program does not tell its data set"),
+        (replace(SMALL, storage_mib_s=0.0), "the bandwidth of the storage is not known"),
+    ],
+)
+def test_where_it_is_not_known_the_share_stays(
+    world: World, data: DataRead | None, why: str
+) -> None:
+    world.data = data
+    world.start(1)
+    world.observe()
+    world.finish(1)
+    assert wanted_mib(world) >= 100_000
+    assert why in told_of_data(world)
+
+
+def test_the_slowest_node_reads_for_all_and_one_task_of_each(world: World) -> None:
+    world.data = SMALL
+    world.start(1, nodes=("n1", "n2"), gpus=2, tasks=2)
+    slower, renew = replace(SMALL, storage_mib_s=5.0), world.renew
+
+    def answers(identity: TaskIdentity, measured: Measured | None = None) -> Probe | None:
+        if measured is not None and measured.data is not None and identity.node == "n2":
+            measured = replace(measured, data=slower)
+        return renew(identity, measured)
+
+    world.renew = answers  # type: ignore[method-assign]
+    world.observe()
+    world.finish(1)
+    profile = world.profile()
+    assert profile is not None and profile.pipeline is not None
+    assert profile.pipeline.storage_mib_s == 5.0
+
+
+def test_a_search_that_is_over_is_kept_whatever_becomes_of_the_reading(world: World) -> None:
+    world.start(1)
+    world.observe()
+    while not (probe := world.book.probing(1)) or not probe.read_s:
+        assert world.answer(1)
+    world.book.stop(job_id=1, reason=MOVED, grace_s=60)
+    world.observe()
+    assert world.profile() is not None
+    assert "it was interrupted" in told_of_data(world)
+
+
+def test_a_job_that_waited_for_storage_is_measured_again_with_its_cache_full(world: World) -> None:
+    """Items of a sixth of a MiB, of which 20 MiB/s of storage are 120 a second."""
+    world.data, world.reads_per_s = replace(SMALL, samples=240_000), 120.0
+    world.start(1)
+    world.observe()
+    world.finish(1)
+    first = world.profile()
+    assert first is not None and first.pipeline is not None and not first.confident
+    # What the cores can do is hidden: the profile does not say that they can do no more.
+    assert preprocess_rate(first.pipeline, 24) > 500
+    assert wanted_mib(world) >= 100_000
+    # Not before the data have been seen once, and not all the time.
+    world.clock.advance(86_400.0)
+    world.renew(next(iter(world.tokens)))
+    world.observe()
+    assert world.book.probing(1) is None
+    world.epoch, world.reads_per_s = 1, float("inf")
+    world.renew(next(iter(world.tokens)))
+    world.observe()
+    assert world.book.probing(1) is not None
+    world.finish(1)
+    second = world.profile()
+    assert second is not None and second.confident
+    world.epoch = 2
+    world.clock.advance(86_400.0)
+    world.renew(next(iter(world.tokens)))
+    world.observe()
+    assert world.book.probing(1) is None
+
+
+def test_reading_can_be_switched_off(tmp_path: Path, clock: ManualClock) -> None:
+    world = World(tmp_path, clock, read_s=0.0)
+    world.start(1)
+    world.observe()
+    world.finish(1)
+    assert world.profile() is not None and not world.read
+    assert "profiling.read_s is 0" in told_of_data(world)
+    world.ledger.close()
 
 
 def test_two_jobs_with_one_key_are_not_measured_at_once(world: World) -> None:

@@ -79,6 +79,17 @@ def test_in_between_and_behind_slow_storage_nothing_is_learned() -> None:
     assert refined(stored, reads, "v100", ONE) == stored
 
 
+def test_a_cache_that_is_not_full_yet_is_no_other_phase_and_teaches_nothing() -> None:
+    """All cached 800 samples/s, nothing cached 300: whatever lies between is as expected."""
+    kept = profile(dataset_mib=100_000.0, samples=100_000, storage_mib_s=300.0)
+    shares = (res(1, 8, 100_000),)
+    assert rate(kept, shares) == pytest.approx(800.0)
+    for seen, off in ((310.0, 0.0), (800.0, 0.0), (150.0, -0.5), (880.0, 0.1)):
+        pace = Pace(samples_per_s=seen, wait_share=0.7)
+        assert deviation(kept, pace, "v100", shares) == pytest.approx(off)
+        assert (refined(kept, pace, "v100", shares) == kept) is (seen <= 800.0)
+
+
 def test_what_is_not_known_stays_unknown() -> None:
     pace = Pace(samples_per_s=280.0, wait_share=0.7)
     assert refined(Profile(), pace, "v100", ONE) == Profile()

@@ -19,7 +19,7 @@ from service_world import ServiceWorld
 from slurm_synergy.controller import call_guard
 from slurm_synergy.controller.auth import Authenticator, new_nonce, register_payload
 from slurm_synergy.controller.control_service import CONTROL_CALLS
-from slurm_synergy.controller.lease_service import LEASE_CALLS
+from slurm_synergy.controller.lease_calls import LEASE_CALLS
 from slurm_synergy.controller.node_service import NODE_CALLS
 from slurm_synergy.controller.throttle import Buckets, Busy, Turns
 from slurm_synergy.proto import lease_pb2 as pb

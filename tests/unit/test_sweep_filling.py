@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -88,6 +89,32 @@ def test_where_the_loader_sets_the_pace_up_to_the_top_nothing_is_added() -> None
     )
     pipeline = pipeline_of(measured(truth, "x", 1, 8), DataFacts())
     assert pipeline.preprocess[-1] == (8, pytest.approx(400.0))
+
+
+def test_what_slow_reads_hid_is_taken_to_grow_on_and_is_not_trusted() -> None:
+    """Four cores preprocess what the storage gives; more memory would let more cores show."""
+    sweep = Sweep(span=SweepSpan(gpus=1, most_cpus=16, proportional_cpus=2))
+    while (cpus := sweep.next_cpus) is not None:
+        rate = min(400.0, 100.0 * cpus)
+        sweep = sweep.fed(
+            Measurement(
+                cpus=cpus,
+                samples_per_s=rate,
+                iterations=50,
+                wait_share=1 - rate / 1000,
+                busy_samples_per_s=1000.0,
+            )
+        )
+    result = sweep.result()
+    facts = DataFacts(dataset_mib=1000.0, samples_per_epoch=10_000, storage_mib_s=40.0)
+    found = filled(result, key="k", gpu_type="x", facts=facts)
+    assert not found.confident
+    ((none, whole),) = matrix(found, "x", gpus=1, cpus=[8], mem_mib=[1, 2000])
+    assert (none, whole) == (pytest.approx(400, rel=0.02), pytest.approx(800, rel=0.1))
+    # Storage that would have given much more is not what they waited for.
+    other = filled(result, key="k", gpu_type="x", facts=replace(facts, storage_mib_s=400.0))
+    ((whole,),) = matrix(other, "x", gpus=1, cpus=[8], mem_mib=[2000])
+    assert whole == pytest.approx(400, rel=0.02)
 
 
 def test_facts_that_cannot_be_are_refused() -> None:
