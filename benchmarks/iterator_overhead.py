@@ -11,9 +11,10 @@ what is to be measured. The loader is as after ``synergy.register``: our own ord
 looked at for every batch, a report on the board ten times a second. Prints the times per batch in
 ms, step included.
 
-With ``--cached`` the items are files of ``--file-kib``, which the plain loader reads from the page
-cache and ours, in its second epoch, from the job's data cache, as a declared data set is by
-injection. All of them lie in memory twice: take few blocks, as ``--pairs 10 --block 25``.
+With ``--cached`` each item is a file of ``--file-kib``, which the plain loader reads from the page
+cache and ours from the job's data cache, as a declared data set is by injection. Each has gone
+through all items once before; ours has filled the cache meanwhile. All items lie in memory twice,
+so the default is fewer batches.
 
     python benchmarks/iterator_overhead.py --json
 """
@@ -44,25 +45,23 @@ LIMIT_PERCENT = 1.0
 TAKEN_AWAY = 5.0
 WARM_UP = 2
 BATCH_SIZE = 8
-FILES = 200
 
 
 class Files(Dataset[torch.Tensor]):
-    """``items`` items, each read from one of the files in ``place``."""
+    """``items`` items, each read from a file of its own in ``place``."""
 
     synergy_deterministic = True  # what the cache goes by
 
     def __init__(self, place: Path, items: int, file_bytes: int) -> None:
-        self._items = items
-        self._paths = [place / f"item-{number}" for number in range(FILES)]
+        self._paths = [place / f"item-{number}" for number in range(items)]
         for path in self._paths:
             path.write_bytes(os.urandom(file_bytes))
 
     def __len__(self) -> int:
-        return self._items
+        return len(self._paths)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        content = bytearray(self._paths[index % FILES].read_bytes())
+        content = bytearray(self._paths[index].read_bytes())
         return torch.frombuffer(content, dtype=torch.uint8)
 
 
@@ -93,6 +92,9 @@ def measure(
     def loader() -> DataLoader[Any]:
         return DataLoader(data, batch_size=BATCH_SIZE, shuffle=True)
 
+    if cached_in is not None:
+        for _batch in loader():
+            pass
     plain = iter(loader())
     torch_loader.install(torch.utils.data)
     synergy.register()
@@ -128,12 +130,13 @@ def main() -> int:
     """Measure and print; status 1 when the overhead is 1 % or more."""
     parser = argparse.ArgumentParser(description="Overhead of the lease-aware DataLoader.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--pairs", type=int, default=50)
-    parser.add_argument("--block", type=int, default=100, help="batches per block")
+    parser.add_argument("--pairs", type=int, help="default: 50, with --cached 20")
+    parser.add_argument("--block", type=int, help="batches per block: 100, with --cached 25")
     parser.add_argument("--step-ms", type=float, default=1.0)
     parser.add_argument("--file-kib", type=int, default=110, help="with --cached: size of a file")
     parser.add_argument("--cached", action="store_true", help="files, and ours through the cache")
     options = parser.parse_args()
+    pairs, block = (20, 25) if options.cached else (50, 100)
     torch.set_num_threads(1)
     memory = Path("/dev/shm") if options.cached and Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=memory) as place:
@@ -143,8 +146,8 @@ def main() -> int:
         os.environ["SYNERGY_CHECKPOINT_DIR"] = str(Path(place) / "checkpoints")
         os.environ["SYNERGY_CACHE_DIR"] = place
         result = measure(
-            pairs=options.pairs,
-            block=options.block,
+            pairs=options.pairs or pairs,
+            block=options.block or block,
             step_s=options.step_ms / 1e3,
             cached_in=Path(place) if options.cached else None,
             file_bytes=options.file_kib << 10,

@@ -7,23 +7,29 @@ any number of workers and ranks. It holds one copy per node and job.
 
 from __future__ import annotations
 
+import copy
 import io
 import os
-import pickle
-import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, SupportsIndex
 
 from slurm_synergy.errors import CacheError
+from slurm_synergy.jobside.minio_item import Source
 from slurm_synergy.jobside.minio_job import JobCache, job_cache
+from slurm_synergy.jobside.minio_pickle import packed, unpacked
+from slurm_synergy.jobside.minio_store import Offer
 from slurm_synergy.jobside.rng import capture_rng, restore_rng
 from slurm_synergy.jobside.session import say
 
 __all__ = ["CachedDataset", "CachedFile", "cached_open"]
 
 _FILES = "files"
+_LARGEST = (1 << 64) - 1
+# Items of a batch that are looked for, and taken in, together; and the most bytes of these.
+_TOGETHER = 32
+_TOGETHER_BYTES = 8 << 20
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -99,7 +105,7 @@ def _stamp(path: str, status: os.stat_result | None = None) -> int:
         found = Path(path).stat() if status is None else status
     except OSError:
         return 0
-    return zlib.crc32(f"{found.st_size}:{found.st_mtime_ns}".encode()) + 1
+    return ((found.st_mtime_ns << 20) + found.st_size) % _LARGEST + 1
 
 
 def read_cached(cache: JobCache, path: str, items: int) -> memoryview | None:
@@ -108,7 +114,8 @@ def read_cached(cache: JobCache, path: str, items: int) -> memoryview | None:
     if source is None:
         return None
     where = os.path.abspath(path)  # noqa: PTH100 (a Path takes ten times as long)
-    view = cache.get(source.key_of_name(where), lambda: _stamp(where))
+    key = source.key_of_name(where)
+    view = cache.get(key, lambda: _stamp(where))
     if view is not None:
         return view
     if not cache.takes_more:
@@ -116,7 +123,7 @@ def read_cached(cache: JobCache, path: str, items: int) -> memoryview | None:
     with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (as the program would)
         status = os.fstat(file.fileno())
         content = file.readall()
-    cache.put(source.of_name(where), content, _stamp(where, status))
+    cache.put(source.of_key(key), content, _stamp(where, status))
     return memoryview(content)
 
 
@@ -136,36 +143,6 @@ def cached_open(path: str | os.PathLike[str], mode: str = "rb") -> BinaryIO | Ca
 
 
 # -- data sets -------------------------------------------------------------------------------------
-
-
-class _Pickler(pickle.Pickler):
-    """Tensors as the arrays they are: torch's own way makes a file of each."""
-
-    def reducer_override(self, thing: Any) -> Any:
-        torch = sys.modules.get("torch")
-        if torch is None or type(thing) is not torch.Tensor or thing.requires_grad:
-            return NotImplemented
-        plain = thing.device.type == "cpu" and thing.layout is torch.strided
-        if not plain or thing.is_conj() or thing.is_neg() or thing.dtype in _no_arrays(torch):
-            return NotImplemented
-        return _tensor, (thing.numpy(),)
-
-
-def _no_arrays(torch: Any) -> tuple[Any, ...]:
-    names = ("bfloat16", "complex32", "float8_e4m3fn", "float8_e5m2", "quint8", "qint8", "qint32")
-    return tuple(getattr(torch, name) for name in names if hasattr(torch, name))
-
-
-def _tensor(array: Any) -> Any:
-    import torch
-
-    return torch.from_numpy(array)
-
-
-def _pickled(thing: Any) -> bytes:
-    target = io.BytesIO()
-    _Pickler(target, protocol=5).dump(thing)
-    return target.getvalue()
 
 
 class CachedDataset:
@@ -195,6 +172,7 @@ class CachedDataset:
                 f"a {type(dataset).__name__} cannot be cached: it needs __len__ and __getitem__"
             )
         self.dataset, self._decode, self._transform = dataset, decode, transform
+        self._shared = False
         self._items = len(dataset)
         self._name = self._identity(name)
 
@@ -218,7 +196,7 @@ class CachedDataset:
 
     def _encoded(self, item: Any) -> bytes | memoryview:
         if self._decode is None:
-            return _pickled(item)
+            return packed(item)
         try:
             return memoryview(item).cast("B").toreadonly()
         except TypeError:
@@ -231,30 +209,91 @@ class CachedDataset:
         return self._items
 
     def __getattr__(self, name: str) -> Any:
-        # Private ones must not be found there: __getitems__ would go round the cache.
+        # Private ones must not be found there: they would go round the cache.
         if name.startswith("_") or "dataset" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
     def __getitem__(self, index: SupportsIndex) -> Any:
+        item = self._item(self._number(index))
+        return item if self._transform is None else self._transform(item)
+
+    def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
+        """The items of a batch, as PyTorch's loader asks for them."""
+        if type(self).__getitem__ is not CachedDataset.__getitem__:
+            return [self[index] for index in indices]
+        numbers = [self._number(index) for index in indices]
+        found: list[Any] = []
+        for first in range(0, len(numbers), _TOGETHER):
+            items = self._items_at(numbers[first : first + _TOGETHER])
+            found += items if self._transform is None else map(self._transform, items)
+        return found
+
+    def _number(self, index: SupportsIndex) -> int:
         number = index.__index__()
         if not -self._items <= number < self._items:
             raise IndexError(f"item {number} of {self._items}")
-        item = self._item(number % self._items)
-        return item if self._transform is None else self._transform(item)
+        return number % self._items
 
     def _item(self, number: int) -> Any:
+        """An item before its transform, by way of the cache."""
         cache = job_cache()
         source = cache.source(self._name, self._items) if self._name else None
         if source is None:
             return self._fresh(self.dataset[number])
         view = cache.get(source.key_of_index(number))
         if view is not None:
-            return pickle.loads(view) if self._decode is None else self._decode(view)
+            return self._held(view)
         item = self.dataset[number]
         if cache.takes_more:
             cache.put(source.of_index(number), self._encoded(item))
         return self._fresh(item)
+
+    def _items_at(self, numbers: list[int]) -> list[Any]:
+        """Like :meth:`_item` for several, in less time."""
+        cache = job_cache()
+        source = cache.source(self._name, self._items) if self._name else None
+        if source is None:
+            return [self._fresh(self.dataset[number]) for number in numbers]
+        views = cache.get_all(list(map(source.key_of_index, numbers)))
+        if None not in views:
+            return [self._held(view) for view in views if view is not None]
+        fresh = self._read(
+            cache, source, [n for n, v in zip(numbers, views, strict=True) if v is None]
+        )
+        return [self._fresh(next(fresh)) if view is None else self._held(view) for view in views]
+
+    def _read(self, cache: JobCache, source: Source, numbers: list[int]) -> Iterator[Any]:
+        """Items of the data set, which the cache has taken in if it wanted them."""
+        items: list[Any] = []
+        offers: list[Offer] = []
+        size = 0
+        for number in numbers:
+            item = self.dataset[number]
+            items.append(item)
+            if cache.takes_more:
+                content = self._encoded(item)
+                offers.append((source.of_index(number), content, 0))
+                size += len(content)
+                if size >= _TOGETHER_BYTES:
+                    cache.put_all(offers)
+                    offers, size = [], 0
+        cache.put_all(offers)
+        return iter(items)
+
+    def _held(self, view: memoryview) -> Any:
+        return unpacked(view, shared=self._shared) if self._decode is None else self._decode(view)
+
+    def for_collation(self) -> CachedDataset:
+        """The same for somebody who copies the items into batches at once and writes into none.
+
+        Their larger arrays and tensors are then parts of the cache and not copied before.
+        """
+        if type(self) is not CachedDataset or self._transform is not None:
+            return self
+        twin = copy.copy(self)
+        twin._shared = True
+        return twin
 
     def _fresh(self, item: Any) -> Any:
         if self._decode is None:

@@ -27,10 +27,10 @@ from slurm_synergy.jobside.minio_place import CachePlace
 __all__ = ["Head", "Index", "Namespace", "Slot", "Word", "encoded"]
 
 _CONTROL_BYTES = 4096
-_MAGIC, _VERSION = b"SYNC", 1
+_MAGIC, _VERSION = b"SYNC", 2
 _U64 = struct.Struct("<Q")
 _QUIET = struct.Struct("<QQ")  # busy, shrinking
-_STATE = struct.Struct("<QQQ")  # the first three counters
+_STATE = struct.Struct("<QQ")  # the first two counters
 _START = struct.Struct("<4sI")
 _HEAD_AT, _BUSY_AT, _SHRINKING_AT, _BOOT_AT, _SPACES_AT = 8, 256, 264, 320, 512
 _SLOT = struct.Struct("<16sQQQQHHIII")
@@ -114,6 +114,7 @@ class Word(IntEnum):
     )
 
 
+_GENERATION = int(Word.GENERATION)
 _head_values = attrgetter(*(field.name for field in fields(Head)))
 _space_values = attrgetter(*(field.name for field in fields(Namespace)))
 
@@ -227,11 +228,11 @@ class Index:
     @property
     def generation(self) -> int:
         """Grows whenever items moved or went."""
-        return self.state[0]
+        return self.words[_GENERATION]
 
     @property
-    def state(self) -> tuple[int, int, int]:
-        """Generation, number of the table, slots filled in it: the same while nothing comes in."""
+    def state(self) -> tuple[int, int]:
+        """Generation and number of the table: the same while nothing moves."""
         return _STATE.unpack_from(self._control, _HEAD_AT)
 
     @property
@@ -425,9 +426,16 @@ class Index:
         head.used_bytes += slot.length
         self._put_raw(at, _encode(slot))
 
+    def is_free(self, at: int) -> bool:
+        """No item was ever put into this slot of the table."""
+        return at >= 0 and self._table[at << 6 : (at << 6) + 64] == _FREE
+
     def write(self, at: int, raw: bytes) -> None:
-        """Put what :func:`encoded` made into a free slot. Under the lock only."""
-        self._table[at << 6 : (at << 6) + 64] = raw
+        """Put what :func:`encoded` made into the first free slot from there on. Under the lock."""
+        table = self._table
+        while table[at << 6 : (at << 6) + 64] != _FREE:
+            at = (at + 1) & ((1 << self._bits) - 1)
+        table[at << 6 : (at << 6) + 64] = raw
 
     def replace(self, at: int, slot: Slot) -> None:
         """The item at this position lies elsewhere now."""
@@ -444,22 +452,32 @@ class Index:
         struct.pack_into("<I", self._table, at * 64 + 60, run)
 
     def _rebuild(self, head: Head) -> None:
-        """A new table without the forgotten items, twice as large where that is needed."""
-        held = list(self.slots())
-        bits = self._bits + (4 * len(held) > 1 << self._bits)
-        old = head.table
-        table = self._make_table(old + 1, bits)
+        """A new table without the forgotten items, larger where that is needed."""
+        raws = [self._raw(at) for at in range(1 << self._bits)]
+        held = [raw for raw in raws if raw not in (_FREE, _GONE)]
+        old, larger = head.table, self._bits + (4 * len(held) > 1 << self._bits)
+        bits = max(larger, (2 * self._expected(head)).bit_length())
+        try:
+            table = self._make_table(old + 1, bits)
+        except OSError:  # no room for all that may come
+            bits = larger
+            table = self._make_table(old + 1, bits)
         self._table, self._bits, self._number = table, bits, old + 1
-        mask = (1 << bits) - 1
-        for _, slot in held:
-            at = self._start(slot.key)
-            while self._raw(at) != _FREE:
-                at = (at + 1) & mask
-            self._put_raw(at, _encode(slot))
+        for raw in held:
+            self.write(self._start(raw[:16]), raw)
         head.table, head.filled = old + 1, len(held)
         head.generation += 1
         self.publish(head)
         self._place.unlink(f"table-{old}")
+
+    def _expected(self, head: Head) -> int:
+        """Items that this run may come to hold, by the sizes that were seen; 0 where unknown."""
+        expected = 0
+        for space in self.namespaces():
+            if space.run == head.run and space.seen_bytes:
+                fit = head.budget_bytes * space.seen // space.seen_bytes
+                expected += min(space.items, fit)
+        return expected
 
     # -- data sets ---------------------------------------------------------------------------------
 

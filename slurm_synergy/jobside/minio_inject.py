@@ -17,10 +17,10 @@ from typing import IO, Any, cast
 
 from slurm_synergy.errors import CacheError
 from slurm_synergy.jobside.minio import CachedDataset, CachedFile, read_cached
-from slurm_synergy.jobside.minio_job import job_cache
+from slurm_synergy.jobside.minio_job import batch_is_complete, job_cache
 from slurm_synergy.jobside.session import say
 
-__all__ = ["CachedLoader", "cached_for", "has_budget"]
+__all__ = ["CachedLoader", "CollateAndTakeIn", "cached_for", "has_budget"]
 
 _DECLARED = "synergy_deterministic"
 _FOLDER = "torchvision.datasets.folder"
@@ -47,15 +47,38 @@ class CachedLoader:
         return Image.open(file).convert("RGB")
 
 
+class CollateAndTakeIn:
+    """Collates as ``collate`` does, when the cache has taken in what was read for the batch."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, batch: Any) -> Any:
+        batch_is_complete()
+        return self._collate(batch)
+
+
 def has_budget(lease_mem_mib: int) -> bool:
     """Somebody said how much memory there is for a cache, and nobody switched it off."""
     on = os.environ.get("SYNERGY_CACHE") != "0"
     return on and bool(lease_mem_mib or os.environ.get("SYNERGY_CACHE_MIB"))
 
 
-def cached_for(dataset: Any) -> Any:
-    """The data set to fetch from in place of ``dataset``: itself where it is not to be cached."""
-    if getattr(dataset, _DECLARED, False) and not isinstance(dataset, CachedDataset):
+def cached_for(dataset: Any, *, only_collated: bool = False) -> Any:
+    """The data set to fetch from in place of ``dataset``: itself where it is not to be cached.
+
+    ``only_collated``: nobody sees the items but PyTorch's own ``default_collate``, which copies.
+    """
+    found = _cached(dataset)
+    if only_collated and isinstance(found, CachedDataset):
+        return found.for_collation()
+    return found
+
+
+def _cached(dataset: Any) -> Any:
+    if isinstance(dataset, CachedDataset):
+        return dataset
+    if getattr(dataset, _DECLARED, False):
         try:
             return CachedDataset(dataset)
         except CacheError as err:
@@ -67,7 +90,7 @@ def cached_for(dataset: Any) -> Any:
             inner.loader = CachedLoader(inner.loader, len(inner.samples))
             break
         inner = getattr(inner, "dataset", None)
-        if inner is None:
+        if inner is None or isinstance(inner, CachedDataset):
             break
     return dataset
 

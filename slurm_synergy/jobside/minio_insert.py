@@ -12,15 +12,18 @@ from __future__ import annotations
 import math
 import os
 import zlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from slurm_synergy.jobside.minio_index import Index, Word, encoded
 from slurm_synergy.jobside.minio_item import Item
 
-__all__ = ["Miss", "Tail", "insert_quickly", "limit_of", "sample_of"]
+__all__ = ["Miss", "Offer", "Tail", "insert_quickly", "limit_of", "sample_of"]
 
 _EDGE = 1024
 _NOWHERE = 1 << 64
+_ZEROS = bytes(8)
+_NO_MISS = (-1, -1, -1)
 # As plain numbers: a look at a class for each of them would cost as much as the rest.
 _FILLED, _ITEMS, _USED, _TAIL = (
     *(int(Word.FILLED), int(Word.ITEMS)),
@@ -31,9 +34,12 @@ _BUSY, _SPACES, _SPACE_WORDS = int(Word.BUSY), int(Word.SPACES), int(Word.SPACE_
 _SECOND_SPACE = _SPACES + _SPACE_WORDS
 
 
-Miss = tuple[bytes, tuple[int, int, int], int]
-"""A look that found nothing: the key, the state of the index for which that holds, and the free
-slot that the item would get, -1 for none. A plain tuple, as each miss makes one."""
+Miss = tuple[int, int, int]
+"""A look that found nothing: generation and table in which that holds, and the free slot that the
+item would get, -1 for none. A plain tuple, as each miss makes one."""
+
+Offer = tuple[Item, bytes | memoryview, int]
+"""An item with its content and the stamp of what it was made from."""
 
 
 class Tail(NamedTuple):
@@ -69,60 +75,77 @@ def limit_of(
 
 
 def insert_quickly(
-    index: Index, tail: Tail, item: Item, content: bytes | memoryview, stamp: int, miss: Miss
-) -> bool:
-    """Take in an item that ``miss`` has looked for; False: nothing was done, the store has to see.
+    index: Index, tail: Tail, offers: Sequence[Offer], missed: dict[bytes, Miss]
+) -> int:
+    """Take in items of one data set that ``missed`` has looked for; how many, from the first on.
 
-    Nobody may be giving memory back: the lock is waited for.
+    With the next one nothing was done: the store has to see. Nobody may be giving memory back: the
+    lock is waited for.
     """
-    words, length = index.words, len(content)
+    words = index.words
     index.lock()
     try:
         generation, table, filled, items, used, budget, segment, offset = words[1:9].tolist()
-        end = offset + length
-        key, state, at = miss
         if (
-            (item.key, generation, table, filled) != (key, *state)
-            or (table, True) != (index.table[0], filled < index.table[1])
-            or (segment, offset > 0) != (tail.number, True)
-            or end > tail.size
-            or at < 0
-        ):
-            return False
-        first = _SPACES + item.namespace * _SPACE_WORDS
-        of_set, seen, seen_bytes, smallest, largest, in_use = words[first + 1 : first + 7].tolist()
-        seen, seen_bytes = seen + 1, seen_bytes + length
-        left = budget - used - length
-        if (
-            not smallest <= length <= largest
-            or left < smallest
+            (table, segment, offset > 0) != (index.table[0], tail.number, True)
             or any(words[_FULL:_AFTER_NO_SPACE])
             or words[_BUSY]
             or words[_SECOND_SPACE]
         ):
-            return False
-        same = smallest == largest
-        if item.place >= limit_of(
-            budget, of_set, seen, seen_bytes, one_size=same, exact=item.exact
-        ):
-            return False
-        if not _written(tail.fd, content, offset):
-            return False
-        what = (key, item.place, offset, length, stamp, segment, item.namespace)
-        raw = encoded(words[_RUN], *what, sample_of(content))
+            return 0
+        first = _SPACES + offers[0][0].namespace * _SPACE_WORDS
+        of_set, seen, seen_bytes, smallest, largest, in_use = words[first + 1 : first + 7].tolist()
+        run, room, begin, end = words[_RUN], index.table[1], offset, offset
+        slots: list[tuple[int, bytes]] = []
+        pieces: list[bytes | memoryview] = []
+        for item, content, stamp in offers:
+            key, place, namespace, exact = item
+            length = len(content)
+            at = missed.get(key, _NO_MISS)
+            left = budget - used - length
+            if (
+                at[:2] != (generation, table)
+                or filled >= room
+                or offset + length > tail.size
+                or left < smallest
+                or not smallest <= length <= largest
+                or not index.is_free(at[2])
+            ):
+                break
+            # Where all items fit, so does this one.
+            if budget * (seen + 1) < (seen_bytes + length) * of_set and place >= limit_of(
+                budget, of_set, seen + 1, seen_bytes + length,
+                one_size=smallest == largest, exact=exact,
+            ):  # fmt: skip
+                break
+            del missed[key]  # an item that comes twice is not put in twice
+            if offset > end:
+                pieces.append(_ZEROS[: offset - end])
+            pieces.append(content)
+            what = (key, place, offset, length, stamp, segment, namespace, sample_of(content))
+            slots.append((at[2], encoded(run, *what)))
+            end = offset + length
+            offset = end + 7 & ~7
+            seen, seen_bytes, filled = seen + 1, seen_bytes + length, filled + 1
+            used, in_use = used + length, in_use + length
+        if not slots or not _written(tail.fd, pieces, begin, end - begin):
+            return 0
         words[_BUSY] = 1
-        index.write(at, raw)
-        words[_FILLED], words[_ITEMS], words[_USED] = filled + 1, items + 1, used + length
-        words[_TAIL] = offset + (length + 7 & ~7)
-        words[first + 2], words[first + 3], words[first + 6] = seen, seen_bytes, in_use + length
+        for free, raw in slots:
+            index.write(free, raw)
+        words[_FILLED], words[_ITEMS], words[_USED] = filled, items + len(slots), used
+        words[_TAIL] = offset
+        words[first + 2], words[first + 3], words[first + 6] = seen, seen_bytes, in_use
         words[_BUSY] = 0
-        return True
+        return len(slots)
     finally:
         index.unlock()
 
 
-def _written(fd: int, content: bytes | memoryview, offset: int) -> bool:
+def _written(fd: int, pieces: list[bytes | memoryview], offset: int, length: int) -> bool:
     try:
-        return os.pwrite(fd, content, offset) == len(content)
+        if len(pieces) == 1:
+            return os.pwrite(fd, pieces[0], offset) == length
+        return os.pwritev(fd, pieces, offset) == length
     except OSError:
         return False  # the store meets it again, and tells

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from typing import NamedTuple
 
-__all__ = ["Item", "Source", "place_of_index"]
+__all__ = ["Item", "Source", "stride_of"]
 
 _KEY = struct.Struct("<QQ")
-_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_GOLDEN_SECTION = (5**0.5 - 1) / 2
 
 
 class Item(NamedTuple):
@@ -22,40 +23,41 @@ class Item(NamedTuple):
     exact: bool = False
 
 
-def place_of_index(index: int, items: int, seed: int) -> int:
-    """The place of item ``index`` of ``items`` in the permutation, scaled to 64 bits.
+def stride_of(items: int) -> int:
+    """A step through ``items`` places that meets each of them once, evenly spread from the start.
 
-    A bijection of the next power of two is repeated until it lands below ``items``.
+    The golden section of them, or the next number above that has no divisor in common with them.
     """
-    bits = max((items - 1).bit_length(), 1)
-    mask, shift = (1 << bits) - 1, (bits + 1) // 2
-    rank = index
-    while True:
-        rank = (rank + seed) & mask
-        rank = ((rank ^ rank >> shift) * _MIX_1) & mask
-        rank = ((rank ^ rank >> shift) * _MIX_2) & mask
-        rank ^= rank >> shift
-        if rank < items:
-            return (rank << 64) // items
+    stride = max(round(items * _GOLDEN_SECTION), 1)
+    while math.gcd(stride, items) != 1:
+        stride += 1
+    return stride
 
 
 class Source(NamedTuple):
-    """A data set in the cache: its number and identity there, and its items (0: unknown)."""
+    """A data set in the cache: its number and identity there, and its items (0: unknown).
+
+    ``stride`` is :func:`stride_of` these, needed for :meth:`of_index` alone.
+    """
 
     number: int
     ident: int
     items: int
+    stride: int = 1
 
     def of_index(self, index: int) -> Item:
-        """The item with this number, from 0 to ``items - 1``."""
-        place = place_of_index(index, self.items, self.ident)
-        return Item(self.key_of_index(index), place, self.number, exact=True)
+        """The item with this number, from 0 to ``items - 1``, at its place in the permutation."""
+        items = self.items
+        place = ((index * self.stride + self.ident) % items << 64) // items
+        return Item(_KEY.pack(self.ident, index), place, self.number, True)
 
     def of_name(self, name: str) -> Item:
         """The item with this name, a path say."""
-        key = self.key_of_name(name)
-        place = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
-        return Item(key, place, self.number)
+        return self.of_key(self.key_of_name(name))
+
+    def of_key(self, key: bytes) -> Item:
+        """The item with a key that :meth:`key_of_name` gave."""
+        return Item(key, int.from_bytes(key[:8], "little"), self.number)
 
     def key_of_index(self, index: int) -> bytes:
         """The key alone, which is all that a look needs."""

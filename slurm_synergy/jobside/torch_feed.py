@@ -152,18 +152,23 @@ def seeded(batches: Iterator[Any], session: Session, first: int) -> Iterator[Any
 # -- cache ---------------------------------------------------------------------------------------
 
 
-def cached_data(loader: Any, session: Session) -> Any:
-    """What the training loader fetches from: its data set, by way of the cache where that helps."""
+def cached_data(loader: Any, session: Session) -> dict[str, Any]:
+    """What the training loader fetches from, by way of the cache where that helps.
+
+    As attributes of the loader that differ from the program's own.
+    """
     dataset, board = loader.dataset, session.board
     if board is None or isinstance(dataset, data_module().IterableDataset):
-        return dataset
-    from slurm_synergy.jobside.minio_inject import cached_for, has_budget
+        return {}
+    from slurm_synergy.jobside.minio_inject import CollateAndTakeIn, cached_for, has_budget
 
     if not has_budget(board.read_lease().mem_mib):
-        return dataset
+        return {}
     known = loader.__dict__.get(_CACHED)
     if known is None or known.dataset is not dataset or len(known) != len(dataset):
-        known = cached_for(dataset)
+        collate = data_module().default_collate
+        copied = loader.batch_size is not None and loader.collate_fn is collate
+        known = cached_for(dataset, only_collated=copied)
         if known is not dataset:
             loader.__dict__[_CACHED] = known
-    return known
+    return {"dataset": known, "collate_fn": CollateAndTakeIn(loader.collate_fn)}

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from slurm_synergy.jobside.data_told import tell_of
 from slurm_synergy.jobside.rng import capture_rng, restore_rng
 from slurm_synergy.jobside.sampler import EpochSampler, derive_seed
 from slurm_synergy.jobside.session import Session, say
@@ -43,6 +44,7 @@ class Pass:
         "_iterable",
         "_loader",
         "_pending",
+        "_replacing",
         "_sampler",
         "_sequence",
         "_session",
@@ -58,13 +60,15 @@ class Pass:
         self._due_s = NEVER_S
         if session.seed < 0 and self._in_own_order:
             session.seed = choose_seed(loader, session)
+        if session.board is not None and not self._iterable:
+            tell_of(loader.dataset, session.board.path)
         self._continued = session.begin_epoch()
         self._sampler = self._own_sampler()
         self._sequence = session.lease_sequence
         self._workers = self._wanted = worker_count(loader, session)
         # The samples of each batch of the user's own source that was drawn and not delivered.
         self._pending: deque[int] = deque()
-        self._exhausted = False
+        self._exhausted = self._replacing = False
         self._indices = self._index_source()
         self._twin, self._inner = self._kept_inner() or self._build()
         if self._iterable and self._continued:
@@ -138,18 +142,26 @@ class Pass:
     # -- inner iterators -------------------------------------------------------------------------
 
     def _build(self) -> tuple[Any, Any]:
+        """New workers. Those that take the place of others draw their seed where nobody sees it.
+
+        PyTorch draws one for new workers, which an undisturbed program would not have here.
+        """
         loader, session = self._loader, self._session
         key = "batch_sampler" if loader._auto_collation else "sampler"
         changes: dict[str, Any] = {
             key: self._indices,
             "in_order": True,
-            "dataset": cached_data(loader, session),
+            **cached_data(loader, session),
         }
-        if session.registered:
-            # Drawing the workers' base seed must not move the program's own generator, from
-            # which the program's own sampler may draw.
-            generator = sys.modules["torch"].Generator()
-            generator.manual_seed(derive_seed(session.seed, session.epoch, 0))
+        if session.registered or self._replacing:
+            # The program's own sampler may draw from its own generator, now or later.
+            torch = sys.modules["torch"]
+            generator = torch.Generator()
+            generator.manual_seed(
+                derive_seed(session.seed, session.epoch, 0)
+                if session.registered
+                else derive_seed(torch.initial_seed(), session.epoch, session.step + 1)
+            )
             changes["generator"] = generator
         twin = twin_of(loader, self._workers, session, **changes)
         return twin, twin._get_iterator()
@@ -163,6 +175,7 @@ class Pass:
         workers, twin, inner = kept
         if workers != self._workers:
             shut_down(inner)
+            self._replacing = True
             return None
         key = "batch_sampler" if loader._auto_collation else "sampler"
         twin.__dict__[key] = inner._index_sampler = self._indices
@@ -184,16 +197,8 @@ class Pass:
         self._workers = self._wanted = worker_count(self._loader, self._session)
         self._draining = self._inner
         self._inner._sampler_iter = iter(())
-        if self._session.registered:
-            self._twin, self._inner = self._build()
-            return
-        # PyTorch draws a seed for new workers, which an undisturbed program would not.
-        before, own = capture_rng(), self._loader.generator
-        own_before = None if own is None else own.get_state()
+        self._replacing = True
         self._twin, self._inner = self._build()
-        restore_rng(before)
-        if own is not None:
-            own.set_state(own_before)
 
     # -- batches ---------------------------------------------------------------------------------
 

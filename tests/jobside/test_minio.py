@@ -460,6 +460,32 @@ def test_beyond_the_budget_a_file_is_opened_as_ever(place: Path, tmp_path: Path)
     assert cached_open(small).read() == b"small"
 
 
+def test_files_are_taken_in_when_their_batch_is_complete(place: Path, tmp_path: Path) -> None:
+    files = [tmp_path / f"file-{number}" for number in range(80)]
+    for number, file in enumerate(files):
+        file.write_bytes(content(number))
+    cache = minio_job.job_cache()
+
+    def held_after(first: int, last: int) -> int:
+        for file in files[first:last]:
+            with cached_open(file) as opened:
+                assert opened.read() == file.read_bytes()
+        assert cache.store is not None
+        return cache.store.head.items
+
+    assert held_after(0, 1) == 1  # nobody has spoken of batches yet
+    minio_job.batch_is_complete()
+    assert held_after(1, 11) == 1
+    minio_job.batch_is_complete()
+    assert held_after(11, 11) == 11
+    assert held_after(11, 76) == 11 + 64  # not more than so many wait
+    data = CachedDataset(Items(3), decode=bytes)
+    assert data[1] == content(1)  # of another kind: the last file waits no longer
+    assert held_after(0, 0) == 76
+    minio_job.batch_is_complete()
+    assert held_after(0, 76) == 77
+
+
 def test_wrong_uses_of_files_are_told(place: Path, tmp_path: Path) -> None:
     with pytest.raises(CacheError, match="read as 'rb'"):
         cached_open(tmp_path / "x", "w")
@@ -481,14 +507,57 @@ def test_each_item_is_read_once_and_attributes_stay(place: Path) -> None:
     with pytest.raises(IndexError, match="item 20 of 20"):
         data[20]
     with pytest.raises(AttributeError):
-        _ = data.__getitems__
+        _ = data._private
+
+
+def test_a_batch_is_read_and_taken_in_together(place: Path) -> None:
+    class Second(CachedDataset):
+        def __getitem__(self, index: Any) -> Any:
+            return super().__getitem__(index), "second"
+
+    seen: list[bytes] = []
+    data = CachedDataset(Items(70), decode=bytes, transform=lambda item: seen.append(item) or item)
+    data.dataset.read = 0
+    store = minio_job.job_cache().store
+    assert store is not None
+    for turn in range(2):
+        seen.clear()
+        got = data.__getitems__(range(-70, 0))
+        assert got == seen == [content(index) for index in range(70)]
+        assert data.dataset.read == 70 and store.head.items == 70, turn
+    with pytest.raises(IndexError):
+        data.__getitems__([3, 70])
+    assert Second(Items(3), decode=bytes).__getitems__([2]) == [(content(2), "second")]
+
+
+def test_what_is_only_collated_is_not_copied_before(place: Path) -> None:
+    torch = pytest.importorskip("torch")
+    items = [{"image": torch.full((40, 50), float(n)), "label": n} for n in range(4)]
+    data = CachedDataset(items)
+    collated = data.for_collation()
+    assert [collated[n]["image"].sum() for n in range(4)] == [2000.0 * n for n in range(4)]
+    addresses = [collated[2]["image"].data_ptr() for _ in range(2)]
+    assert addresses[0] == addresses[1]
+    batch = torch.utils.data.default_collate(collated.__getitems__([1, 2]))
+    batch["image"] += 7
+    own = data[2]["image"]
+    own += 7
+    assert own.data_ptr() != addresses[0] and torch.equal(collated[2]["image"], items[2]["image"])
+    moved = CachedDataset(items, transform=lambda item: item)
+    assert moved.for_collation() is moved  # it may write into what it gets
 
 
 def test_any_items_can_be_cached_and_are_the_readers_own(place: Path) -> None:
     torch = pytest.importorskip("torch")
     numpy = pytest.importorskip("numpy")
     items = [
-        {"image": torch.arange(12.0).reshape(3, 4).t(), "label": label, "raw": numpy.ones(3)}
+        {
+            "image": torch.arange(12.0).reshape(3, 4).t(),
+            "large": torch.arange(999, dtype=torch.int16).reshape(3, 1, 333),
+            "label": label,
+            "raw": numpy.ones(3 + 400 * label),
+            "none": torch.zeros(0, 2),
+        }
         for label in range(4)
     ]
     items[3]["image"] = torch.ones(2, dtype=torch.bfloat16)
@@ -499,10 +568,13 @@ def test_any_items_can_be_cached_and_are_the_readers_own(place: Path) -> None:
             assert seen == "seen" and got["label"] == item["label"]
             assert torch.equal(got["image"], item["image"])
             assert got["image"].dtype == item["image"].dtype
+            assert torch.equal(got["large"], item["large"]) and got["none"].shape == (0, 2)
+            assert got["raw"].tolist() == item["raw"].tolist()
             if epoch:
-                got["image"] += 1
-                got["raw"] += 1
-    assert data[0][0]["raw"].tolist() == [1, 1, 1] and data[0][0]["image"][1, 0] == 1
+                for name in ("image", "large", "raw"):
+                    got[name] += 1
+    assert set(data[3][0]["raw"].tolist()) == {1} and data[0][0]["image"][1, 0] == 1
+    assert data[2][0]["large"][0, 0, 1] == 1
 
 
 def test_a_data_set_that_is_random_is_not_cached(place: Path, capsys: Any) -> None:

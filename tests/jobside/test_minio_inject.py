@@ -12,6 +12,7 @@ import pytest
 from inprocess import finish, injected, start
 
 from slurm_synergy.jobside.board import Board, LeaseView
+from slurm_synergy.jobside.data_told import read_told
 from slurm_synergy.jobside.minio import CachedDataset
 from slurm_synergy.jobside.minio_inject import CachedLoader, cached_for, has_budget
 
@@ -91,6 +92,12 @@ def test_image_files_are_kept_and_decoded_as_before(
     digest = hashlib.sha256(repr([expected] * 3).encode()).hexdigest()
     assert ours == f"True 12\n{digest}\n" and err == ""
     assert not read.exists() and len(_caches(tmp_path)) == 1
+    # And its launcher knows how much there is, and where it lies.
+    sizes = [path.stat().st_size for path in images.iterdir()]
+    told = read_told(tmp_path / "board")
+    assert told is not None
+    assert (told.samples, told.file_count, len(told.files)) == (12, 12, 12)
+    assert told.mib() * 2**20 == pytest.approx(sum(sizes))
 
 
 def test_a_loader_that_we_do_not_know_is_left_alone(

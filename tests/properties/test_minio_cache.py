@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slurm_synergy.jobside import minio_store
-from slurm_synergy.jobside.minio_store import MinioStore, Source, place_of_index
+from slurm_synergy.jobside.minio_item import stride_of
+from slurm_synergy.jobside.minio_store import MinioStore, Offer, Source
 
 
 def _content(index: int, size: int) -> bytes:
@@ -34,9 +35,26 @@ def _epoch(
     return sorted(hits)
 
 
+def _in_batches(
+    stores: list[MinioStore], source: Source, sizes: list[int], order: list[int], batch: int
+) -> None:
+    """A first epoch; each batch asks twice for its first item, as a sampler may."""
+    for turn, first in enumerate(range(0, len(order), batch)):
+        store, numbers = stores[turn % len(stores)], order[first : first + batch]
+        numbers.append(numbers[0])
+        assert store.get_all([source.key_of_index(number) for number in numbers]) == (
+            [None] * len(numbers)
+        )
+        offers: list[Offer] = [
+            (source.of_index(number), _content(number, sizes[number]), 0) for number in numbers
+        ]
+        store.put_all(offers)
+
+
 @given(items=st.integers(1, 3000), seed=st.integers(0, 2**64 - 1))
 def test_places_are_a_permutation(items: int, seed: int) -> None:
-    places = [place_of_index(index, items, seed) for index in range(items)]
+    source = Source(0, seed, items, stride_of(items))
+    places = [source.of_index(index).place for index in range(items)]
     assert sorted(places) == [(rank << 64) // items for rank in range(items)]
 
 
@@ -74,17 +92,22 @@ def test_every_epoch_hits_exactly_what_fits(
     budget=st.integers(0, 12_000),
     readers=st.integers(1, 2),
     second=st.booleans(),
+    batch=st.integers(1, 20),
 )
-def test_an_item_that_is_taken_in_quickly_leaves_what_the_long_way_leaves(
-    sizes: list[int], budget: int, readers: int, second: bool
+def test_items_that_are_taken_in_quickly_leave_what_the_long_way_leaves(
+    sizes: list[int], budget: int, readers: int, second: bool, batch: int
 ) -> None:
-    def filled(place: Path) -> tuple[object, ...]:
+    def filled(place: Path, together: int) -> tuple[object, ...]:
         stores = [MinioStore(place) for _ in range(readers)]
         stores[0].set_budget(budget)
         source = stores[0].enter("set", len(sizes))
         if second:
             stores[0].enter("other", 3)
-        _epoch(stores, source, sizes, list(range(len(sizes))))
+        first = list(range(len(sizes)))
+        if together:
+            _in_batches(stores, source, sizes, first, together)
+        else:
+            _epoch(stores, source, sizes, first)
         found = stores[0].head, stores[0]._index.namespaces(), stores[0].keys()
         again = _epoch(stores, source, sizes, list(range(len(sizes))))
         for store in stores:
@@ -92,9 +115,10 @@ def test_an_item_that_is_taken_in_quickly_leaves_what_the_long_way_leaves(
         return *found, again
 
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        by_both = filled(Path(folder) / "both")
-        patch.setattr(minio_store, "insert_quickly", lambda *_: False)
-        assert filled(Path(folder) / "long") == by_both
+        by_both = filled(Path(folder) / "both", 0)
+        assert filled(Path(folder) / "batches", batch) == by_both
+        patch.setattr(minio_store, "insert_quickly", lambda *_: 0)
+        assert filled(Path(folder) / "long", 0) == by_both
 
 
 def test_the_usual_item_goes_the_quick_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

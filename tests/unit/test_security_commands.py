@@ -42,7 +42,7 @@ STARTERS = {"run", "Popen", "call", "check_call", "check_output"}
 MAY = {
     "slurm_synergy/core/values.py": {"exec"},
     # Samples in the job's own cache, which this user's processes alone can write to.
-    "slurm_synergy/jobside/minio.py": {"pickle.loads"},
+    "slurm_synergy/jobside/minio_pickle.py": {"pickle.loads"},
 }
 
 
