@@ -7,6 +7,7 @@ job is changed before its start, and srun obeys them; the fresh ones are used in
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -191,7 +192,7 @@ def training_defaults(
     A meeting point is for steps of several tasks: one task alone has nobody to meet, unless it
     belongs to an elastic job, whose program meets whoever is there each time.
     ``threads`` is how many CPUs this task has, ``resolves`` the host names that this machine can
-    resolve. The port depends on job, restart and step, so that two of them do not collide.
+    resolve. The port depends on cluster, job, restart and step, so that two of them do not collide.
     """
     missing: dict[str, str] = {}
     meets = task.ranks > 1 or task.nodes > 1 or is_elastic(env)
@@ -204,7 +205,9 @@ def training_defaults(
         else:
             missing["MASTER_ADDR"] = env.get("SLURM_LAUNCH_NODE_IPADDR") or head or "127.0.0.1"
     if meets and "MASTER_PORT" not in env:
-        mixed = task.job_id * 101 + task.restart_count * 13 + task.step_id
+        # One machine may serve several clusters, each with a job 1.
+        cluster = zlib.crc32(env.get("SLURM_CLUSTER_NAME", "").encode())
+        mixed = cluster + task.job_id * 101 + task.restart_count * 13 + task.step_id
         missing["MASTER_PORT"] = str(_FIRST_PORT + mixed % _PORTS)
     if "CUDA_DEVICE_ORDER" not in env:
         # Slurm and NVML count GPUs in bus order, CUDA by speed unless told otherwise.

@@ -373,6 +373,13 @@ class Session(Position):
         verdict, self._verdict = self._verdict, 0
         return verdict
 
+    def training_over(self) -> None:
+        """The loop of a framework has ended, which asks for no batch after the last: report it."""
+        now_s = self._clock()
+        self._times.count(now_s, self.step)
+        self._times.forget()
+        self._publish(now_s)
+
     def hand_out(self, source: Iterator[tuple[Any, int]]) -> Iterator[Any]:
         """One pass over the data, whose steps :meth:`step_done` counts: only waits are measured."""
         clock, times = self._clock, self._times

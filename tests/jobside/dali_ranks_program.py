@@ -1,7 +1,8 @@
 """A DALI training on several ranks as a user writes it; run by the tests, not by pytest.
 
-usage: dali_ranks_program.py OUT EPOCHS STEP_S FILE...
-Each rank reads its shard of the files, and appends one line per step to OUT.
+usage: dali_ranks_program.py OUT EPOCHS STEP_S HOW FILE...
+Each rank reads its shard of the files, and appends one line per step to OUT. HOW is "checkpoints"
+for pipelines with DALI's own, "position" for some without.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ def numbers(files: list[str], rank: int, ranks: int) -> Any:
 def main() -> None:
     """Train for a while, in step with the other ranks."""
     out, epochs, step_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-    files = sys.argv[4:]
+    how, files = sys.argv[4], sys.argv[5:]
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     pipe = numbers(
         files, rank, ranks, batch_size=4, num_threads=1, device_id=None, seed=3,
-        enable_checkpointing=True,
+        enable_checkpointing=how == "checkpoints",
     )  # fmt: skip
     loader = DALIGenericIterator(
         pipe, ["label"], reader_name="reader", auto_reset=True,

@@ -201,7 +201,9 @@ def test_rendezvous_is_on_the_first_host_or_where_srun_runs() -> None:
     assert filled["OMP_NUM_THREADS"] == "6"
     others = [task_from({**STEP, name: "9"}) for name in ("SLURM_STEP_ID", "SLURM_JOB_ID")]
     ports = [training_defaults({}, who, threads=0, resolves=[]) for who in (task, *others)]
-    assert len({each["MASTER_PORT"] for each in ports}) == 3
+    named = {"SLURM_CLUSTER_NAME": "other"}
+    ports.append(training_defaults(named, task, threads=0, resolves=[]))
+    assert len({each["MASTER_PORT"] for each in ports}) == 4
     assert all(1024 < int(each["MASTER_PORT"]) < 32768 for each in ports)
     assert ports[0]["OMP_NUM_THREADS"] == "1"
     kept = {"MASTER_ADDR": "", "MASTER_PORT": "1", "CUDA_DEVICE_ORDER": "", "OMP_NUM_THREADS": "9"}

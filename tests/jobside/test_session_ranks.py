@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from slurm_synergy.jobside.board import Board, LeaseView, Report
 
 PROGRAM = Path(__file__).with_name("ddp_program.py")
 PRELOAD = ("torch.distributed", "torch.nn.parallel", "torch.utils.data", "torch._dynamo")
-Process = subprocess.Popen[str] | Forked
 
 
 class Job:
@@ -41,7 +39,7 @@ class Job:
         for board in self.boards:
             board.write_lease(lease(1))
 
-    def srun(self, ranks: int, *, paced: bool = True) -> list[Process]:
+    def srun(self, ranks: int, *, paced: bool = True) -> list[Forked]:
         """One task per rank, each with a board of its own."""
         self._new_boards(ranks)
         common = {
@@ -58,20 +56,30 @@ class Job:
             for rank, board in enumerate(self.boards)
         ]
 
-    def torchrun(self, ranks: int) -> list[Process]:
-        """One task, whose torchrun starts the ranks: they share a board."""
+    def torchrun(self, ranks: int) -> list[Forked]:
+        """As torchrun starts the ranks of one task, which share a board.
+
+        That it is found under the real one is shown on Slurm (tests/slurm/test_end_to_end.py).
+        """
         self._new_boards(1)
-        environment = injected(
-            self.boards[0],
-            self._tmp_path / "checkpoints",
-            SLURM_RESTART_COUNT=str(self._incarnation - 1),
-        )
-        options = ["--nproc-per-node", str(ranks), "--master-port", free_port()]
+        common = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": free_port(),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "TORCHELASTIC_RUN_ID": "none",
+            "SLURM_RESTART_COUNT": str(self._incarnation - 1),
+        }
         return [
-            start(
-                ["-m", "torch.distributed.run", *options, str(PROGRAM), *self._arguments],
-                environment,
+            self._forks.start(
+                [str(PROGRAM), *self._arguments],
+                injected(
+                    self.boards[0],
+                    self._tmp_path / "checkpoints",
+                    **{"RANK": str(rank), "LOCAL_RANK": str(rank), **common},
+                ),
             )
+            for rank in range(ranks)
         ]
 
     def wait_for_steps(self, steps: int) -> None:
@@ -87,7 +95,7 @@ class Job:
         return seen
 
 
-def _stop(job: Job, processes: list[Process], code: int) -> int:
+def _stop(job: Job, processes: list[Forked], code: int) -> int:
     with ended(processes), Launchers(job.boards) as launchers:
         results = [finish(process) for process in processes]
     assert [status for status, *_ in results] == [code] * len(processes), results

@@ -116,6 +116,12 @@ class LeaseCallback(TrainerCallback):  # type: ignore[misc]
             control.should_save = True
         return control
 
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_more: Any
+    ) -> None:
+        """Report the last step."""
+        current().training_over()
+
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_more: Any
     ) -> None:

@@ -94,6 +94,10 @@ class LeaseCallback(Callback):  # type: ignore[misc]
                 if gradient is not None and gradient.shape == parameter.shape:
                     parameter.grad = gradient.to(parameter.device)
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Report the last step: Lightning asks for no batch after it."""
+        current().training_over()
+
 
 class _TrainerFiles:
     """Lightning's own checkpoint as a part of ours."""
