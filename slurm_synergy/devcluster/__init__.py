@@ -1,7 +1,7 @@
 """The embedded Slurm: a whole cluster with pretended GPU nodes on one machine."""
 
 from slurm_synergy.devcluster.accounting import missing_accounting
-from slurm_synergy.devcluster.cluster import DevCluster, Status
+from slurm_synergy.devcluster.cluster import DevCluster
 from slurm_synergy.devcluster.layout import default_state_dir
 from slurm_synergy.devcluster.programs import missing_programs, slurm_version
 from slurm_synergy.devcluster.shapes import (
@@ -11,6 +11,7 @@ from slurm_synergy.devcluster.shapes import (
     parse_shape,
     real_shape,
 )
+from slurm_synergy.devcluster.status import Status
 
 __all__ = [
     "DEFAULT_SHAPES",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import pwd
 import secrets
@@ -19,16 +18,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from slurm_synergy.devcluster import conf, confinement, ports
 from slurm_synergy.devcluster.accounting import Accounting, need_accounting
-from slurm_synergy.devcluster.daemons import Daemons
 from slurm_synergy.devcluster.layout import LOCK, claim_dir, is_ours, make_tree, write_conf
-from slurm_synergy.devcluster.processes import ProcessId
 from slurm_synergy.devcluster.programs import (
     clean_environment,
     hardware,
@@ -38,41 +34,16 @@ from slurm_synergy.devcluster.programs import (
     slurm_version_text,
     tail,
 )
+from slurm_synergy.devcluster.record import Record, as_json
 from slurm_synergy.devcluster.shapes import DEFAULT_SHAPES, NodeShape, check_distinct, real_shape
 from slurm_synergy.devcluster.starting import Starting
+from slurm_synergy.devcluster.status import Status
 from slurm_synergy.errors import DevClusterError
 
-__all__ = ["DevCluster", "Status"]
+__all__ = ["DevCluster"]
 
-_RECORD = "cluster.json"
-_RECORD_VERSION = 1
 _PORT_TRIES = 3
 _ASK_S = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """What ``synergyctl devcluster status`` tells; ``to_json`` has the same keys."""
-
-    state_dir: str
-    up: bool
-    slurm: str
-    daemons: Mapping[str, bool]
-    nodes: Mapping[str, str]
-    task_plugin: str
-    notes: tuple[str, ...]
-
-    def to_json(self) -> dict[str, object]:
-        """A dictionary for ``json.dumps``."""
-        return {
-            "state_dir": self.state_dir,
-            "up": self.up,
-            "slurm": self.slurm,
-            "daemons": dict(self.daemons),
-            "nodes": dict(self.nodes),
-            "task_plugin": self.task_plugin,
-            "notes": list(self.notes),
-        }
 
 
 class DevCluster:
@@ -107,9 +78,8 @@ class DevCluster:
         self._constrain_cores, self._keeps_accounts = constrain_cores, accounting
         self.site = dict(site or {})
         self.extra_conf = tuple(extra_conf)
-        self._record: dict[str, object] = {}
-        self._daemons = Daemons(self.state_dir)
-        self._load()
+        self._record = Record(self.state_dir)
+        self._reread()
 
     def __enter__(self) -> Self:
         self.up()
@@ -151,7 +121,7 @@ class DevCluster:
     @property
     def pids(self) -> dict[str, int]:
         """Pids of the daemons that run: ``munged``, ``slurmctld``, ``slurmd-NODE``."""
-        return self._daemons.pids
+        return self._record.daemons.pids
 
     @property
     def node_names(self) -> tuple[str, ...]:
@@ -197,11 +167,11 @@ class DevCluster:
 
     def is_up(self) -> bool:
         """Whether all daemons run."""
-        return bool(self._record) and all(map(self._daemons.runs, self._expected()))
+        return bool(self._record) and all(map(self._record.daemons.runs, self._expected()))
 
     def status(self) -> Status:
         """What runs now; asks slurmctld for the nodes' states."""
-        daemons = {name: self._daemons.runs(name) for name in self._expected()}
+        daemons = {name: self._record.daemons.runs(name) for name in self._expected()}
         nodes: dict[str, str] = {}
         if daemons.get("slurmctld"):
             done = self.run([need("sinfo"), "-h", "-N", "-o", "%N %T"], check=False)
@@ -213,7 +183,7 @@ class DevCluster:
             daemons=daemons,
             nodes=nodes,
             task_plugin=str(self._record.get("task_plugin", "")),
-            notes=tuple(str(note) for note in _as_list(self._record.get("notes"))),
+            notes=self._record.notes,
         )
 
     # -- up and down -----------------------------------------------------------------------------
@@ -229,7 +199,7 @@ class DevCluster:
             need_accounting()
         claim_dir(self.state_dir, self.node_names)
         with self._locked():
-            self._load()
+            self._reread()
             if not self._record:
                 self._up_anew(timeout_s)
                 return
@@ -243,7 +213,7 @@ class DevCluster:
                     f"{self.state_dir} has a cluster without accounting; take it down first "
                     "(synergyctl devcluster down)"
                 )
-            if self.site and _as_json(self.site) != self._record.get("site", {}):
+            if self.site and as_json(self.site) != self._record.get("site", {}):
                 raise DevClusterError(
                     f"{self.state_dir} has a cluster with other settings for jobs (such as the "
                     "endpoint); take it down first (synergyctl devcluster down)"
@@ -275,8 +245,7 @@ class DevCluster:
         if self._record.get("constrain_cores"):
             for node in self._real_nodes():
                 confinement.remove_cpusets(node)
-        (self.state_dir / _RECORD).unlink(missing_ok=True)
-        self._record, self._daemons = {}, Daemons(self.state_dir)
+        self._record.remove()
 
     def down(self, *, keep: bool = False) -> tuple[int, ...]:
         """End the daemons and all jobs; remove the state directory unless ``keep``.
@@ -288,7 +257,7 @@ class DevCluster:
         if any(self.state_dir.iterdir()) and not is_ours(self.state_dir):
             raise DevClusterError(f"{self.state_dir} is no embedded cluster; left untouched")
         with self._locked():
-            self._load()
+            self._reread()
             ended = self._end_everything()
             self._forget()
             if not keep:
@@ -297,42 +266,47 @@ class DevCluster:
 
     def munged_stop(self) -> None:
         """Stop munged: from now on nobody can authenticate to anybody."""
-        self._daemons.stop("munged", grace_s=5.0)
+        self._record.daemons.stop("munged", grace_s=5.0)
 
     def munged_start(self, *, timeout_s: float = 20.0) -> None:
         """Start munged again."""
         self._starting().munged(time.monotonic() + timeout_s)
-        self._save()
+        self._record.save()
 
     def slurmctld_stop(self) -> None:
         """Stop slurmctld in good order (it saves its state)."""
-        self._daemons.stop("slurmctld", grace_s=20.0)
+        self._record.daemons.stop("slurmctld", grace_s=20.0)
 
     def slurmctld_kill(self) -> None:
         """End slurmctld at once, as a crash would."""
-        self._daemons.stop("slurmctld", grace_s=0.0)
+        self._record.daemons.stop("slurmctld", grace_s=0.0)
 
     def slurmctld_start(self, *, timeout_s: float = 30.0) -> None:
         """Start slurmctld again and wait until it answers."""
         starting = self._starting()
         starting.slurmctld()
         starting.await_slurmctld(time.monotonic() + timeout_s)
-        self._save()
+        self._record.save()
 
     def slurmd_stop(self, node: str) -> None:
         """Stop the slurmd of one node; jobs there run on."""
-        self._daemons.stop(f"slurmd-{node}", grace_s=10.0)
+        self._record.daemons.stop(f"slurmd-{node}", grace_s=10.0)
 
     def slurmd_kill(self, node: str) -> None:
         """End the slurmd of one node at once."""
-        self._daemons.stop(f"slurmd-{node}", grace_s=0.0)
+        self._record.daemons.stop(f"slurmd-{node}", grace_s=0.0)
 
     def slurmd_start(self, node: str) -> None:
         """Start the slurmd of one node again."""
         self._starting().slurmd(node)
-        self._save()
+        self._record.save()
 
     # -- internals -------------------------------------------------------------------------------
+
+    def _reread(self) -> None:
+        self._record.load()
+        if self._record:
+            self.shapes = self._record.shapes
 
     def _expected(self) -> tuple[str, ...]:
         return self._starting().names if self._record else ()
@@ -366,20 +340,19 @@ class DevCluster:
             extra=self.extra_conf,
         )
         write_conf(facts, self.site)
-        self._record = {
-            "version": _RECORD_VERSION,
-            "name": facts.name,
-            "slurm": slurm_version_text(),
-            "task_plugin": task_plugin,
-            "constrain_cores": self._constrain_cores,
-            "accounting": self._keeps_accounts,
-            "notes": [note] if note else [],
-            "marker": f"SYNERGY_DEVCLUSTER_NAME={facts.name}",
-            "shapes": [_shape_to_json(shape) for shape in self.shapes],
-            "site": _as_json(self.site),
-        }
-        self._daemons = Daemons(self.state_dir)
-        self._save()
+        self._record.begin(
+            self.shapes,
+            {
+                "name": facts.name,
+                "slurm": slurm_version_text(),
+                "task_plugin": task_plugin,
+                "constrain_cores": self._constrain_cores,
+                "accounting": self._keeps_accounts,
+                "notes": [note] if note else [],
+                "marker": f"SYNERGY_DEVCLUSTER_NAME={facts.name}",
+                "site": as_json(self.site),
+            },
+        )
         return first
 
     def _choose_task_plugin(self) -> tuple[str, str]:
@@ -402,7 +375,7 @@ class DevCluster:
     def _starting(self) -> Starting:
         return Starting(
             state_dir=self.state_dir,
-            daemons=self._daemons,
+            daemons=self._record.daemons,
             shapes=self.shapes,
             marker=str(self._record["marker"]),
             ask=lambda argv: self.run(argv, check=False, timeout_s=_ASK_S),
@@ -419,50 +392,10 @@ class DevCluster:
         try:
             starting.begin_all(deadline_s)
         finally:
-            self._save()
+            self._record.save()
         starting.await_all(deadline_s)
 
     def _end_everything(self) -> tuple[int, ...]:
         if not self._record:
             return ()
-        return self._daemons.end_all(str(self._record["name"]), str(self._record["marker"]))
-
-    def _save(self) -> None:
-        self._record["daemons"] = {
-            name: {"pid": who.pid, "start_ticks": who.start_ticks}
-            for name, who in self._daemons.known.items()
-        }
-        target = self.state_dir / _RECORD
-        fresh = target.with_suffix(".new")
-        fresh.write_text(json.dumps(self._record, indent=1), encoding="utf-8")
-        fresh.replace(target)
-
-    def _load(self) -> None:
-        path = self.state_dir / _RECORD
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            self._record, self._daemons = {}, Daemons(self.state_dir)
-            return
-        except (OSError, ValueError) as err:
-            raise DevClusterError(f"{path}: cannot be read: {err}") from err
-        if not isinstance(record, dict) or record.get("version") != _RECORD_VERSION:
-            raise DevClusterError(f"{path}: written by another version; remove it by hand")
-        self._record = record
-        self._daemons = Daemons(
-            self.state_dir,
-            {name: ProcessId(**who) for name, who in record["daemons"].items()},
-        )
-        self.shapes = tuple(NodeShape(**shape) for shape in record["shapes"])
-
-
-def _as_json(site: Mapping[str, object]) -> object:
-    return json.loads(json.dumps(site))
-
-
-def _as_list(value: object) -> list[object]:
-    return list(value) if isinstance(value, list) else []
-
-
-def _shape_to_json(shape: NodeShape) -> dict[str, object]:
-    return {name: getattr(shape, name) for name in NodeShape.__slots__}
+        return self._record.daemons.end_all(str(self._record["name"]), str(self._record["marker"]))
