@@ -94,6 +94,8 @@ def train(
 ) -> None:
     try:
         for _ in batches:
+            if is_done(counter.steps):
+                return  # done before: Slurm has lost the end of that run
             time.sleep(step_s)
             counter.steps += 1
             evidence.note("step", at=counter.steps)
@@ -107,7 +109,7 @@ def train(
                 else:
                     took_s = time.monotonic() - begun_s
                     evidence.note("saved", at=counter.steps, took_s=took_s)
-            if counter.steps == int(os.environ.get("FAULT_STEPS", "0")):
+            if is_done(counter.steps):
                 return
             if (home / "finish").exists():
                 return
@@ -116,6 +118,10 @@ def train(
         evidence.note("saved", at=counter.steps)
         evidence.note("stopped", at=counter.steps)
         raise
+
+
+def is_done(steps: int) -> bool:
+    return 0 < int(os.environ.get("FAULT_STEPS", "0")) <= steps
 
 
 def die_or_hang(step: int, home: Path) -> None:

@@ -1,7 +1,8 @@
 """Runs the whole fault matrix and writes docs/faults.md from its results: ``make faults``.
 
-``--results FILE...`` takes the results of earlier runs (pytest's ``--junitxml``) instead; of a row
-that is in several files the last result counts. Nothing is written when a row failed.
+The results stay in build/faults.xml. ``--results FILE...`` takes those of earlier runs (pytest's
+``--junitxml``) instead; of a row that is in several files the last result counts, so that a row
+that failed can be run again alone. Nothing is written when a row failed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import argparse
 import os
 import subprocess
 import sys
-import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 DOCUMENT = ROOT / "docs" / "faults.md"
+RESULTS = ROOT / "build" / "faults.xml"
 
 _HEAD = """\
 # Faults
@@ -38,9 +39,10 @@ Every test also asserts, from what each training has logged and synced step by s
 * **No job twice.** Each training locks its job in the same way.
 
 *Recovery* is the time in seconds from the fault to the state that the row describes, jobs' ends
-included where the test waits for them; measured once, on a two-core machine that was busy with
-other work, with fast settings (rounds of 5 s, leases of 6 s, SlurmdTimeout=15, KillWait=4): an
-order of magnitude. Rows marked ○ run in `make faults` only, all others in every CI run as well.
+included where the test waits for them; measured once, on a machine of {cores} cores with a load
+average of {load:.0f} (every process waits that much longer for its turn), with fast settings
+(rounds of 5 s, leases of 6 s, SlurmdTimeout=15, KillWait=4): an order of magnitude. Rows marked ○
+run in `make faults` only, all others in every CI run as well.
 """
 
 _TAIL = """\
@@ -55,6 +57,8 @@ _TAIL = """\
 * Slurm's own losses: slurmctld that dies hard forgets submissions and updates of the last seconds
   (22.05: lost at 0 s, kept at 8 s). What it forgot, it never accepted durably; the tests wait
   that long.
+* The end of a job that Slurm never heard of, because its node went down in that moment: the job
+  runs again from its last checkpoint, perhaps with nothing left to do.
 * `Duplicate jobid`: 22.05 may drain a node when a job returns to it within moments. An admin has
   to resume the node; no job is lost.
 * The step daemon of the batch script killed by hand: Slurm notices it after minutes only; until
@@ -106,7 +110,8 @@ def read_results(path: Path) -> list[Row]:
 
 def document(rows: Sequence[Row], release: str) -> str:
     """docs/faults.md."""
-    parts = [_HEAD.format(release=release)]
+    load = os.getloadavg()[2]
+    parts = [_HEAD.format(release=release, cores=os.cpu_count(), load=load)]
     for file, title in (
         ("test_faults_controller", "The controller and its services"),
         ("test_faults_slurm", "Slurm, its nodes, and its admins"),
@@ -146,12 +151,11 @@ def main() -> int:
     parser.add_argument("--results", type=Path, nargs="+", help="junit files of earlier runs")
     parser.add_argument("--workers", type=int, default=2, help="tests at a time (default: 2)")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        files = given.results or [Path(place) / "results.xml"]
-        if given.results is None and run_matrix(files[0], given.workers) not in (0, 1):
-            sys.stderr.write("faults: pytest did not come to its end\n")
-            return 1
-        found = {(row.file, row.test): row for path in files for row in read_results(path)}
+    files = given.results or [RESULTS]
+    if given.results is None and run_matrix(RESULTS, given.workers) not in (0, 1):
+        sys.stderr.write("faults: pytest did not come to its end\n")
+        return 1
+    found = {(row.file, row.test): row for path in files for row in read_results(path)}
     rows = list(found.values())
     bad = [row for row in rows if row.outcome in ("failure", "error")]
     for row in bad:

@@ -36,7 +36,8 @@ __all__ = ["Soak", "main"]
 
 # slurmctld that dies hard forgets what it was told in the last seconds (measured: up to 8 s).
 _SETTLED_S = 10.0
-_LONGEST_DRAIN_S = 600.0
+# For one more job to come to its end, once nothing is broken any more.
+_LONGEST_PAUSE_S = 300.0
 _SHOWN_LINES = 60
 
 
@@ -90,7 +91,7 @@ class Soak:
                 self._break(now_s)
                 next_fault_s = now_s + self._random.uniform(0.5, 1.5) * self._every_s
             self._repair(now_s)
-            if not self._arrivals and self._all_over():
+            if not self._arrivals and self._ended() == len(self._site.jobs):
                 break
             time.sleep(0.1)
         self._repair(float("inf"))
@@ -125,14 +126,18 @@ class Soak:
         except ClusterError:
             return {}
 
-    def _all_over(self) -> bool:
+    def _ended(self) -> int:
+        """How many jobs have come to their end; 0 when Slurm does not answer."""
         shown = self._records()
-        return bool(shown) and all(_over(shown.get(job.job_id)) for job in self._site.jobs)
+        return sum(_over(shown.get(job.job_id)) for job in self._site.jobs) if shown else 0
 
     def _drain(self) -> None:
-        deadline_s = time.monotonic() + _LONGEST_DRAIN_S
-        while not self._all_over():
-            if time.monotonic() > deadline_s:
+        """However slow the machine is, jobs are to end one after the other."""
+        most, seen_s = 0, time.monotonic()
+        while (over := self._ended()) < len(self._site.jobs):
+            if over > most:
+                most, seen_s = over, time.monotonic()
+            if time.monotonic() > seen_s + _LONGEST_PAUSE_S:
                 self.tally.problems.append("jobs do not come to their end")
                 return
             self._resume_drained()
