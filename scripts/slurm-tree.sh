@@ -30,9 +30,9 @@ inside() { # inside DIR COMMAND...
         for place in proc dev sys tmp; do mount --rbind "/$place" "$dir/$place"; done
         mkdir -p "$dir/opt/synergy" "$dir/etc/ssl/certs"
         mount --bind "$here" "$dir/opt/synergy"
-        for place in ssl/certs resolv.conf hosts; do
-            [ ! -e "/etc/$place" ] || [ ! -e "$dir/etc/$place" ] \
-                || mount --bind "/etc/$place" "$dir/etc/$place"
+        # Copies: what packages do to these files in the tree must not reach the machine.
+        for place in ssl/certs/ca-certificates.crt resolv.conf hosts; do
+            [ ! -e "/etc/$place" ] || cp --remove-destination -L "/etc/$place" "$dir/etc/$place"
         done
         exec chroot "$dir" bash -c "cd /opt/synergy && exec \"\$@\"" tree "$@"
     ' slurm-tree "$dir" "$here" env PATH="$python_path" DEBIAN_FRONTEND=noninteractive \
