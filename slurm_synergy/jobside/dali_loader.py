@@ -21,6 +21,7 @@ from typing import Any
 from slurm_synergy.errors import CheckpointError, ConfigError, SynergyError
 from slurm_synergy.jobside.dali_feed import Feed, IteratorFeed, PipelineFeed
 from slurm_synergy.jobside.dali_pipeline import prepare, shuffles
+from slurm_synergy.jobside.dali_reader import checkpoint_of, read_through_cache
 from slurm_synergy.jobside.session import Session, current, say
 
 __all__ = [
@@ -73,6 +74,7 @@ def install_pipelines(module: Any) -> None:
     @wraps(plain_build)
     def build(self: Any, *args: Any, **kwargs: Any) -> Any:
         _guarded(_before_build, self)
+        read_through_cache(self, current())
         return plain_build(self, *args, **kwargs)
 
     @wraps(plain_run)
@@ -91,6 +93,9 @@ def install_pipelines(module: Any) -> None:
             feed.note_reset()
 
     kind.build, kind.run, kind.reset = build, run, reset
+    saving = getattr(kind, "_get_checkpoint", None)
+    if saving is not None:
+        kind._get_checkpoint = checkpoint_of(saving)
     setattr(kind, _PLAIN, (plain_run, plain_reset))
     setattr(kind, _INSTALLED, True)
 

@@ -8,8 +8,10 @@ any number of workers and ranks. It holds one copy per node and job.
 from __future__ import annotations
 
 import copy
+import errno
 import io
 import os
+import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -39,7 +41,6 @@ class CachedFile(io.RawIOBase):
     """A read-only binary file over an item in memory; :meth:`getbuffer` copies nothing."""
 
     def __init__(self, view: memoryview, name: str) -> None:
-        super().__init__()
         self._view, self.name, self._at = view, name, 0
 
     def getbuffer(self) -> memoryview:
@@ -70,6 +71,9 @@ class CachedFile(io.RawIOBase):
         return part
 
     def read(self, size: SupportsIndex | None = -1, /) -> bytes:
+        if size == -1 and not self._at:
+            self._at = len(self._view)
+            return bytes(self._view)
         return bytes(self._take(None if size is None else size.__index__()))
 
     def read1(self, size: int = -1, /) -> bytes:
@@ -113,18 +117,37 @@ def read_cached(cache: JobCache, path: str, items: int) -> memoryview | None:
     source = cache.source(_FILES if not items else f"{_FILES}:{items}", items)
     if source is None:
         return None
-    where = os.path.abspath(path)  # noqa: PTH100 (a Path takes ten times as long)
+    plain = path.startswith("/") and "/." not in path and "//" not in path
+    where = path if plain else os.path.abspath(path)  # noqa: PTH100 (a Path takes ten times as long)
     key = source.key_of_name(where)
     view = cache.get(key, lambda: _stamp(where))
     if view is not None:
         return view
     if not cache.takes_more:
         return None
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (as the program would)
-        status = os.fstat(file.fileno())
-        content = file.readall()
+    content, status = _read_file(path, cache)
     cache.put(source.of_key(key), content, _stamp(where, status))
-    return memoryview(content)
+    return content
+
+
+def _read_file(path: str, cache: JobCache) -> tuple[memoryview, os.stat_result]:
+    """A file's whole content, with a third of the calls that ``open`` and ``read`` make."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        size = status.st_size
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if stat.S_ISREG(status.st_mode):
+            # One byte more than there should be: less than asked for is the end of the file.
+            room = cache.buffers.take(size + 1)
+            if room is not None and os.readv(fd, (room,)) == size:
+                return room[:size].toreadonly(), status
+            os.lseek(fd, 0, os.SEEK_SET)
+        with io.FileIO(fd, closefd=False) as file:
+            return memoryview(file.readall()), status
+    finally:
+        os.close(fd)
 
 
 def cached_open(path: str | os.PathLike[str], mode: str = "rb") -> BinaryIO | CachedFile:

@@ -13,6 +13,7 @@ from pathlib import Path
 from slurm_synergy.errors import CacheError, LeaseError
 from slurm_synergy.jobside.board import Board
 from slurm_synergy.jobside.minio_budget import Budget, asked_bytes
+from slurm_synergy.jobside.minio_buffers import ReadBuffers
 from slurm_synergy.jobside.minio_place import cache_path, remove_unused, sweep
 from slurm_synergy.jobside.minio_store import Item, MinioStore, Offer, Source
 from slurm_synergy.jobside.session import say
@@ -27,6 +28,7 @@ class JobCache:
     """The job's cache in this process; without a store once something failed.
 
     Used by forked children too. All methods behave like an empty cache when there is none.
+    ``buffers`` is where what :meth:`put` gets may lie.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
@@ -36,6 +38,7 @@ class JobCache:
         self._in_batches = False
         self._waiting: list[Offer] = []
         self._waiting_bytes = 0
+        self.buffers = ReadBuffers()
         if env.get("SYNERGY_CACHE") == "0":
             return
         try:

@@ -44,15 +44,19 @@ def board(tmp_path: Path) -> Board:
     return made
 
 
+@pytest.mark.parametrize("cache", ["0", "1"])
 def test_an_unchanged_script_takes_the_leases_threads_and_reports(
-    board: Board, tmp_path: Path
+    board: Board, tmp_path: Path, cache: str
 ) -> None:
     files = write_files(tmp_path / "data", 10)
-    status, out, err = finish(start(["-c", SCRIPT, *files], injected(board, None)))
+    more = {"SYNERGY_CACHE": cache, "SYNERGY_CACHE_MIB": "1", "SYNERGY_CACHE_DIR": str(tmp_path)}
+    status, out, err = finish(start(["-c", SCRIPT, *files], injected(board, None, **more)))
     assert (status, err) == (0, "")
     assert out == f"3 {list(range(10))}\n" * 2
     report = board.read_report()
     assert (report.step, report.samples, report.epoch) == (6, 20, 2)
+    # Its reader went through the data cache where there was one.
+    assert len(list(tmp_path.glob("synergy-cache-*"))) == int(cache)
 
 
 def test_switched_off_it_does_nothing(board: Board, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from inprocess import clean_environment, finish, start
 from slurm_synergy.errors import CacheError
 from slurm_synergy.jobside import minio_job
 from slurm_synergy.jobside.minio import CachedDataset, CachedFile, cached_open
+from slurm_synergy.jobside.minio_buffers import ReadBuffers
 from slurm_synergy.jobside.minio_place import CachePlace, cache_path, keep_or_remove, sweep
 from slurm_synergy.jobside.minio_store import MinioStore
 
@@ -484,6 +485,99 @@ def test_files_are_taken_in_when_their_batch_is_complete(place: Path, tmp_path: 
     assert held_after(0, 0) == 76
     minio_job.batch_is_complete()
     assert held_after(0, 76) == 77
+
+
+def test_what_files_are_read_into_is_used_again_when_nobody_sees_it() -> None:
+    buffers = ReadBuffers()
+    first = buffers.take(100)
+    assert first is not None
+    first[:] = bytes(100)
+    part = first[10:20].toreadonly()
+    first.release()
+    second = buffers.take(100)
+    assert second is not None and second.obj is not part.obj
+    second.release()
+    assert buffers.take(90 << 10) is not None  # the oldest is in use, so it is a new one
+    known = part.obj
+    part.release()
+    again = buffers.take(60 << 10)
+    assert again is not None and again.obj is known and len(again) == 60 << 10
+    assert buffers.take(1 << 20) is None
+    held = [buffers.take(1) for _ in range(100)]
+    given = {id(view.obj) for view in held if view is not None}
+    assert held[-1] is None and len(given) == sum(view is not None for view in held) < 70
+
+
+@pytest.mark.parametrize("batch", [0, 5])
+def test_files_stay_as_they_were_while_somebody_holds_them(
+    place: Path, tmp_path: Path, batch: int
+) -> None:
+    sizes = [0, 1, 5000, 66_000, 300_000] * 12
+    store, held = minio_job.job_cache().store, {}
+    minio_job.job_cache().get(bytes(16))  # the first look at the lease is over
+    assert store is not None
+    store.set_budget(32 << 20)
+    if batch:
+        minio_job.batch_is_complete()
+    for number, size in enumerate(sizes):
+        file = tmp_path / f"file-{number}"
+        file.write_bytes(bytes([number]) * size)
+        opened = cached_open(file)
+        assert isinstance(opened, CachedFile) and opened.read() == file.read_bytes()
+        if number % 3 == 0:
+            held[number] = opened.getbuffer()
+        if batch and number % batch == 0:
+            minio_job.batch_is_complete()
+    for number, view in held.items():
+        assert view.readonly and view == bytes([number]) * sizes[number]
+    minio_job.batch_is_complete()
+    for number, size in enumerate(sizes):  # and what the cache has is the same
+        (tmp_path / f"file-{number}").unlink()
+        assert cached_open(tmp_path / f"file-{number}").read() == bytes([number]) * size
+
+
+@pytest.mark.parametrize("capacity", [0, 3, 41, 60])
+def test_files_hit_exactly_as_many_as_fit(place: Path, tmp_path: Path, capacity: int) -> None:
+    files = [tmp_path / f"file-{number}" for number in range(60)]
+    for number, file in enumerate(files):
+        file.write_bytes(content(number))
+    store = minio_job.job_cache().store
+    assert store is not None
+    minio_job.job_cache().get(bytes(16))  # the first look at the lease is over
+    store.set_budget(capacity * SIZE + SIZE // 2)
+    for epoch in range(3):
+        random.Random(epoch).shuffle(files)
+        looked = {file: store.get(key_of(file)) is not None for file in files}
+        assert sum(looked.values()) == (capacity if epoch else 0)
+        for number, file in enumerate(files):
+            with cached_open(file) as opened:
+                assert opened.read() == file.read_bytes()
+                assert not looked[file] or isinstance(opened, CachedFile)
+            if number % 7 == 6:
+                minio_job.batch_is_complete()
+        minio_job.batch_is_complete()
+
+
+def key_of(file: Path) -> bytes:
+    source = minio_job.job_cache().source("files")
+    assert source is not None
+    return source.key_of_name(str(file))
+
+
+def test_files_that_are_not_what_they_seem(place: Path, tmp_path: Path) -> None:
+    status = Path("/proc/version")
+    assert status.stat().st_size == 0 and cached_open(status).read() == status.read_bytes()
+    with pytest.raises(IsADirectoryError, match=tmp_path.name):
+        cached_open(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    pid = os.fork()
+    if not pid:
+        try:
+            (tmp_path / "pipe").write_bytes(b"through a pipe")
+        finally:
+            os._exit(0)
+    assert cached_open(tmp_path / "pipe").read() == b"through a pipe"
+    os.waitpid(pid, 0)
 
 
 def test_wrong_uses_of_files_are_told(place: Path, tmp_path: Path) -> None:
