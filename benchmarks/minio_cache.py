@@ -11,7 +11,9 @@
   size takes about as long as the default); how long decoding took is left out of the difference, as
   other programs on the machine disturb it. ``first_epoch_us_per_item`` is the same per item.
   ``first_epoch_opened_pct``: through ``cached_open``, as an injected ``ImageFolder``. Rounds of all
-  alternate, medians over rounds.
+  alternate, medians over rounds. Either above the limit makes the exit status 1.
+  ``first_epoch_wall_pct``, ``first_epoch_opened_wall_pct``: what the whole epochs take longer by
+  the clock, nothing left out; to be believed on a quiet machine only, so no limit is on them.
 * ``workers``: items per second of CPU time and of wall time that 1, 2 and 4 processes take
   together from one cache; cores of this machine limit the latter.
 
@@ -30,7 +32,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from slurm_synergy.jobside import minio, minio_job
 from slurm_synergy.jobside.minio import CachedDataset
@@ -113,40 +115,49 @@ def _plain(data: _Files) -> Callable[[list[int]], object]:
     return lambda numbers: [data.decode(data[index]) for index in numbers]
 
 
-def _epoch_s(
+class _Epoch(NamedTuple):
+    """Seconds of an epoch: CPU time without decoding, CPU time in all, and by the clock."""
+
+    apart_s: float
+    whole_s: float
+    wall_s: float
+
+
+def _epoch(
     root: Path, data: _Files, how: Callable[[_Files], Callable[[list[int]], object]]
-) -> tuple[float, float]:
-    """CPU seconds of an epoch with a new cache: without decoding, and in all."""
+) -> _Epoch:
+    """An epoch with a new cache, which is there but not used where ``how`` is :func:`_plain`."""
     os.environ["SYNERGY_CACHE_DIR"] = str(root)
     os.environ["SYNERGY_CACHE_MIB"] = str(_BUDGET >> 20)
     minio_job.forget_job_cache()
     store, fetch = minio_job.job_cache().store, how(data)  # made once for all epochs
     data.decoded_s, numbers = 0.0, list(range(len(data)))
-    began_s = time.process_time()
+    began_s, began_wall_s = time.process_time(), time.perf_counter()
     for first in range(0, len(numbers), _BATCH):
         fetch(numbers[first : first + _BATCH])
-    whole_s = time.process_time() - began_s
+    whole_s, wall_s = time.process_time() - began_s, time.perf_counter() - began_wall_s
     assert store is not None and store.head.items == (0 if how is _plain else len(data))
     minio_job.forget_job_cache()
     remove_unused(store.path)
-    return whole_s - data.decoded_s, whole_s
+    return _Epoch(whole_s - data.decoded_s, whole_s, wall_s)
 
 
 def _first_epochs(root: Path, files: list[Path], work_s: float, rounds: int) -> dict[str, float]:
     data = _Files(files, work_s)
-    taken: dict[Callable[..., Any], list[tuple[float, float]]] = {}
+    taken: dict[Callable[..., Any], list[_Epoch]] = {}
     for _ in range(rounds):
         for how in (_plain, _batched, _opened):
-            taken.setdefault(how, []).append(_epoch_s(root, data, how))
-    plain_s, batched_s, opened_s = (
-        statistics.median(apart_s for apart_s, _ in taken[how])
+            taken.setdefault(how, []).append(_epoch(root, data, how))
+    plain, batched, opened = (
+        _Epoch(*map(statistics.median, zip(*taken[how], strict=True)))
         for how in (_plain, _batched, _opened)
     )
-    without_s = statistics.median(whole_s for _, whole_s in taken[_plain])
     return {
-        "first_epoch_pct": (batched_s - plain_s) / without_s * 100,
-        "first_epoch_us_per_item": (batched_s - plain_s) / len(files) * 1e6,
-        "first_epoch_opened_pct": (opened_s - plain_s) / without_s * 100,
+        "first_epoch_pct": (batched.apart_s - plain.apart_s) / plain.whole_s * 100,
+        "first_epoch_us_per_item": (batched.apart_s - plain.apart_s) / len(files) * 1e6,
+        "first_epoch_opened_pct": (opened.apart_s - plain.apart_s) / plain.whole_s * 100,
+        "first_epoch_wall_pct": (batched.wall_s / plain.wall_s - 1) * 100,
+        "first_epoch_opened_wall_pct": (opened.wall_s / plain.wall_s - 1) * 100,
     }
 
 
@@ -209,14 +220,14 @@ def measure(*, items: int, item_kib: int, rounds: int, work_ms: float) -> dict[s
             store.put(source.of_index(index), path.read_bytes())
         result: dict[str, object] = {"items": items, "item_kib": item_kib, "work_ms": work_ms}
         result |= _hits(store, source, files, rounds)
-        result |= _first_epochs(root, files[: items // 4], work_ms / 1e3, max(rounds // 2, 3))
+        result |= _first_epochs(root, files[: items // 2], work_ms / 1e3, max(rounds // 2, 3))
         result["workers"] = _scaling(store.path, items)
         store.close()
     return result
 
 
 def main() -> int:
-    """Print the figures; exit status 1 when the first epoch costs more than the limit."""
+    """Print the figures; exit status 1 when a first epoch costs more than the limit."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--items", type=int, default=800)
@@ -233,7 +244,8 @@ def main() -> int:
     else:
         for name, value in result.items():
             print(f"{name:24} {value}")
-    return EXIT_TOO_SLOW if float(str(result["first_epoch_pct"])) > LIMIT_PERCENT else 0
+    limited = (result["first_epoch_pct"], result["first_epoch_opened_pct"])
+    return EXIT_TOO_SLOW if any(float(str(each)) > LIMIT_PERCENT for each in limited) else 0
 
 
 if __name__ == "__main__":
