@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import cast
 
 from slurm_synergy.cluster import Action, Hold, Renew, Resize, Start, Stop
 from slurm_synergy.core.elastic import as_placed
@@ -39,7 +38,6 @@ __all__ = ["Reconciled", "reconcile"]
 
 _ID = attrgetter("job_id")
 _NOTHING = (0, 0, 0)
-_MOST_STARTS = 10_000
 _START = maker(Start)
 
 
@@ -82,11 +80,7 @@ def reconcile(snapshot: Snapshot, plan: Plan, free: Mapping[str, Resources]) -> 
 
 def _holds(snapshot: Snapshot, placed: Container[int]) -> list[Hold]:
     """For those that are not ``placed``, hold nothing, and are not shown as held by us."""
-    return [
-        Hold(job_id=status.job.job_id)
-        for status in standing(snapshot).pending
-        if not status.held_by_us and status.job.job_id not in placed
-    ]
+    return [Hold(job_id=one) for one in standing(snapshot).unheld if one not in placed]
 
 
 def _starts_at_once(
@@ -108,7 +102,7 @@ def _starts_at_once(
 
 
 class _Starts:
-    """Starts that were made before; kept with the nodes to be made only once."""
+    """The starts of the last round; kept with the nodes, so that they need not be made again."""
 
     __slots__ = ("_made",)
 
@@ -120,7 +114,7 @@ class _Starts:
     def of_snapshot(cls, snapshot: Snapshot) -> _Starts:
         """What there is for the nodes of ``snapshot``."""
         found = snapshot.of_nodes.get(cls)
-        if not isinstance(found, cls) or len(found._made) > _MOST_STARTS:
+        if not isinstance(found, cls):
             found = snapshot.of_nodes[cls] = cls()
         return found
 
@@ -128,12 +122,12 @@ class _Starts:
         """The start of each of ``placements``."""
         keys = list(map(id, placements))
         found = list(map(self._made.get, keys))
-        if not all(found):
-            for at, (key, placement) in enumerate(zip(keys, placements, strict=True)):
-                if found[at] is None:
-                    start = _START(job_id=placement.job_id, placement=placement)
-                    found[at] = self._made[key] = start
-        return cast(list[Start], found)
+        starts = [
+            one or _START(job_id=placement.job_id, placement=placement)
+            for one, placement in zip(found, placements, strict=True)
+        ]
+        self._made = dict(zip(keys, starts, strict=True))
+        return starts
 
 
 class _Round:

@@ -141,7 +141,7 @@ class Known:
         news, before = observation.news, self._standing
         goes_on = news is not None and self._goes_on(news)
         still_open = self._open.keys()
-        statuses = dict(self._make(observation, records, profile_of, now_s))
+        statuses = self._make(observation, records, profile_of, now_s).copy()
         if before is None or news is None or not goes_on:
             self._standing = Standing(statuses)
         else:
@@ -160,7 +160,7 @@ class Known:
         records: Mapping[int, Record],
         profile_of: Callable[[str], Profile | None],
         now_s: float,
-    ) -> Mapping[int, JobStatus]:
+    ) -> dict[int, JobStatus]:
         """All statuses, those that may have changed made anew."""
         todo, found = self._unsettled(observation)
         last, is_sorted = next(reversed(found), -1), True
@@ -275,7 +275,7 @@ def build_snapshot(
         now_s=now_s,
         round_s=round_s,
         nodes=nodes,
-        jobs=tuple(jobs.by_id.values()),
+        jobs=jobs.jobs,
         enforcement=observation.enforcement,
         draining=draining,
         previous_s=previous_s,

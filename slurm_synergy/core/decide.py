@@ -23,7 +23,7 @@ from slurm_synergy.core.model import (
 )
 from slurm_synergy.core.pipeline import job_rate, min_mem_mib, proportional_share
 from slurm_synergy.core.resources import Resources
-from slurm_synergy.core.snapshot import Stamp, Standing, held, is_pinned, standing
+from slurm_synergy.core.snapshot import Ascending, Stamp, Standing, held, is_pinned, standing
 from slurm_synergy.core.totals import Totals
 from slurm_synergy.errors import PlanError
 
@@ -95,9 +95,10 @@ def _decide(snapshot: Snapshot, policy: Policy, mechanism: Mechanism) -> Plan:
     if decision.hopes:
         layout = fitted(snapshot, layout)
     waiting = {**decision.waiting, **layout.unplaced} if layout.unplaced else decision.waiting
-    ids = sorted(waiting)
-    if ids != list(waiting):
-        waiting = dict(zip(ids, map(waiting.__getitem__, ids), strict=True))
+    if Ascending.of_snapshot(snapshot, waiting) is None:
+        ids = sorted(waiting)
+        if ids != list(waiting):
+            waiting = dict(zip(ids, map(waiting.__getitem__, ids), strict=True))
     return Plan(
         round=snapshot.round,
         policy=policy.name,
@@ -134,7 +135,7 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     """
     jobs = standing(snapshot)
     checked = _Checked.of_snapshot(snapshot)
-    _check_partition(jobs.by_id, plan)
+    checked.partition(snapshot, jobs, plan)
     pinned = {
         status.job.job_id
         for status in jobs.holding  # what holds nothing is not pinned
@@ -170,7 +171,7 @@ class _Checked:
     long as these are the very same.
     """
 
-    __slots__ = ("_floors", "_last", "_stamp", "nodes", "placements")
+    __slots__ = ("_floors", "_last", "_parted", "_stamp", "nodes", "placements")
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.nodes = {node.name: node for node in snapshot.nodes}
@@ -181,6 +182,8 @@ class _Checked:
         # The jobs of the last plan of which every placement was looked at, and the ids of these.
         self._stamp: Stamp | None = None
         self._last: set[int] = set()
+        # The jobs of the last plan that was found to place each, or to let it wait.
+        self._parted: Stamp | None = None
 
     @classmethod
     def of_snapshot(cls, snapshot: Snapshot) -> _Checked:
@@ -195,6 +198,21 @@ class _Checked:
             found._floors.clear()
         return found
 
+    def partition(self, snapshot: Snapshot, jobs: Standing, plan: Plan) -> None:
+        """Raise PlanError unless each job is placed or waits.
+
+        If only jobs that were there waited a round ago, it is those that wait since, and those that
+        are gone, of which one could wait without being there.
+        """
+        of, changes = Ascending.of_snapshot(snapshot, plan.waiting), jobs.changes
+        new: Set[int] = plan.waiting.keys()
+        before, self._parted = self._parted, None
+        follows = of is not None and of.earlier is before is not None
+        if of is not None and follows and changes is not None and changes.earlier is before:
+            new = {*of.entered, *plan.waiting.keys() & changes.gone}
+        _check_partition(jobs.by_id, plan, new)
+        self._parted = None if of is None else jobs.stamp
+
     def new(
         self, jobs: Standing, placements: Sequence[Placement]
     ) -> list[tuple[JobStatus, Placement]]:
@@ -202,9 +220,10 @@ class _Checked:
         changes, statuses, suspects = jobs.changes, jobs.by_id, placements
         if changes is not None and changes.earlier is self._stamp:
             by_key = dict(zip(map(id, placements), placements, strict=True))
-            suspects = [one for key, one in by_key.items() if key not in self._last]
-            if changes.renewed:
-                suspects += [one for one in placements if one.job_id in changes.renewed]
+            last, renewed = self._last, changes.renewed
+            suspects = [
+                one for key, one in by_key.items() if key not in last or one.job_id in renewed
+            ]
         return [
             (statuses[placement.job_id], placement)
             for placement in suspects
@@ -254,15 +273,16 @@ class _Checked:
         return found
 
 
-def _check_partition(statuses: Mapping[int, JobStatus], plan: Plan) -> None:
+def _check_partition(statuses: Mapping[int, JobStatus], plan: Plan, new: Set[int]) -> None:
+    """``new`` are those of the waiting jobs of which it is not known that they are there."""
     placed = {placement.job_id for placement in plan.placements}
     if len(placed) != len(plan.placements):
         raise PlanError(
             f"a job is placed twice: {[placement.job_id for placement in plan.placements]}"
         )
     waiting = plan.waiting.keys()
-    known = placed <= statuses.keys() and waiting <= statuses.keys()
-    if known and placed.isdisjoint(waiting) and len(placed) + len(waiting) == len(statuses):
+    known = statuses.keys() >= placed and statuses.keys() >= new
+    if known and waiting.isdisjoint(placed) and len(placed) + len(waiting) == len(statuses):
         return
     both = sorted(placed & waiting)
     missing = sorted(statuses.keys() - placed - waiting)

@@ -112,7 +112,7 @@ class Packer:
 
     def _put_new(self, request: Request) -> bool:
         """Add a job on free GPUs, preferably such as no running job behind this one claims."""
-        avoiding = self._avoiding()
+        avoiding = self._avoiding() if self._claims or self._unclaimed is not None else None
         if avoiding is None:
             put = self._room.book(request.shape, request.need)
         else:
@@ -126,8 +126,8 @@ class Packer:
         if put is None:
             return False
         layout, parts = put
-        self._added[request.job_id] = request
-        self._layouts[request.job_id] = layout
+        job_id = request.job_id
+        self._added[job_id], self._layouts[job_id] = request, layout
         if self._is_mixed:
             self._note_movable(request, layout)
         if self.is_plain and not self._refused:

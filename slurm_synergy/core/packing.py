@@ -89,6 +89,13 @@ class _Lasting:
             self._needs[rule] = Needs.shared(self.pool, rule)
         return self._needs[rule]
 
+    def as_asked(self, status: JobStatus) -> Request | None:
+        """The request that was made before for just what a job that holds nothing asks for."""
+        kept = self.requests.get(status.job.job_id)
+        if kept is None or kept[0] is not status.job or kept[1] is not status.profile:
+            return None
+        return None if kept[2].made_of is None else kept[2]
+
     def asked(self, status: JobStatus) -> _Asked:
         """What a job asks for as the user has it."""
         job, profile = status.job, status.profile
@@ -179,9 +186,15 @@ class Requests:
 
     def of(self, status: JobStatus, configuration: Configuration | None = None) -> Request:
         """The request of a job for ``configuration`` (as the user asked for it when None)."""
-        made = self._made.get(status.job.job_id)
+        job_id = status.job.job_id
+        made = self._made.get(job_id)
         if configuration is None:
-            if made is not None and made.made_of is not None:
+            if made is None and status.lease is None:
+                made = self._lasting.as_asked(status)
+                if made is not None:
+                    self._made[job_id] = made
+                    return made
+            elif made is not None and made.made_of is not None:
                 return made
             asked = self._lasting.asked(status)
             if made is not None and made.shape == asked[0]:

@@ -130,7 +130,7 @@ class Room:
         else:
             if self._free_of_kind[kind] >= gpus:
                 needs = need.at(kind, gpus)
-                entry = _pop(self._index()[kind], needs)
+                entry = _pop((self._buckets or self._index())[kind], needs)
                 if entry is not None:
                     number = entry[2]
                     self._put_back(kind, entry, self._gpus[number] - gpus, 1, needs)
@@ -368,10 +368,12 @@ class Room:
 def _pop(buckets: list[list[tuple[int, int, int]]], needs: Amounts) -> tuple[int, int, int] | None:
     """The tightest node out of ``buckets``, as ``Room._tightest``."""
     gpus, cpus, mem_mib = needs
-    for bucket in buckets[gpus:]:
-        for at in range(bisect_left(bucket, (cpus,)), len(bucket)) if bucket else ():
-            if bucket[at][1] >= mem_mib:
-                return bucket.pop(at)
+    for free in range(gpus, len(buckets)):
+        bucket = buckets[free]
+        if bucket:
+            for at in range(bisect_left(bucket, (cpus,)), len(bucket)):
+                if bucket[at][1] >= mem_mib:
+                    return bucket.pop(at)
     return None
 
 

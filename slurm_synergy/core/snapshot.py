@@ -6,12 +6,13 @@ their cores and memory as well.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from slurm_synergy.core.model import JobPhase, JobStatus, Placement, Snapshot
+from slurm_synergy.core.model import JobPhase, JobStatus, Placement, Reason, Snapshot
 
 __all__ = [
+    "Ascending",
     "Changes",
     "Stamp",
     "Standing",
@@ -47,11 +48,11 @@ class Changes:
 class Standing:
     """The jobs of a snapshot by what they hold; all ascending by id.
 
-    ``pending`` are those that hold nothing, ``holding`` the others, ``by_id`` both. ``changes``
-    tells what is not as it was a round ago, where that is known.
+    ``pending`` are those that hold nothing, ``holding`` the others, ``jobs`` and ``by_id`` both.
+    ``changes`` tells what is not as it was a round ago, where that is known.
     """
 
-    __slots__ = ("by_id", "changes", "holding", "pending", "stamp")
+    __slots__ = ("_unheld", "by_id", "changes", "holding", "jobs", "pending", "stamp")
 
     def __init__(
         self, by_id: Mapping[int, JobStatus], changes: Changes | None = None, idle: bool = False
@@ -60,16 +61,54 @@ class Standing:
         self.by_id = by_id
         self.stamp = Stamp()
         self.changes = changes
-        jobs = list(by_id.values())
+        jobs = self.jobs = tuple(by_id.values())
         self.holding = [] if idle else [status for status in jobs if status.lease is not None]
-        self.pending = [one for one in jobs if one.lease is None] if self.holding else jobs
+        self.pending: Sequence[JobStatus] = jobs
+        if self.holding:
+            self.pending = [status for status in jobs if status.lease is None]
+        self._unheld: Sequence[int] | None = None
+
+    @property
+    def unheld(self) -> Sequence[int]:
+        """Ids of pending jobs that are not shown as held by us, ascending."""
+        if self._unheld is None:
+            self._unheld = [one.job.job_id for one in self.pending if not one.held_by_us]
+        return self._unheld
 
     def after(
         self, by_id: Mapping[int, JobStatus], renewed: Collection[int], gone: Collection[int]
     ) -> Standing:
         """The jobs as they are a round later: all but ``renewed`` and ``gone`` are as here."""
         idle = not self.holding and all([by_id[job_id].lease is None for job_id in renewed])  # noqa: C419 - quicker
-        return Standing(by_id, Changes(earlier=self.stamp, renewed=renewed, gone=gone), idle)
+        found = Standing(by_id, Changes(earlier=self.stamp, renewed=renewed, gone=gone), idle)
+        if idle and self._unheld is not None:
+            before = set(self._unheld).difference(gone, renewed)
+            new = [job_id for job_id in renewed if not by_id[job_id].held_by_us]
+            found._unheld = sorted(before.union(new)) if before or new else ()
+        return found
+
+
+class Ascending:
+    """Reasons that come in the order of job ids, so that nobody need sort them; kept with a round.
+
+    ``entered`` are the jobs that have one and had none among those of ``earlier``, the round of
+    that standing; None where that is not known.
+    """
+
+    __slots__ = ("earlier", "entered", "reasons")
+
+    def __init__(
+        self, reasons: Mapping[int, Reason], earlier: Stamp | None, entered: Collection[int]
+    ) -> None:
+        self.reasons = reasons
+        self.earlier = earlier
+        self.entered = entered
+
+    @classmethod
+    def of_snapshot(cls, snapshot: Snapshot, waiting: Mapping[int, Reason]) -> Ascending | None:
+        """What is known of just these reasons in the round of ``snapshot``, if anything."""
+        found = snapshot.derived.get(cls)
+        return found if isinstance(found, cls) and found.reasons is waiting else None
 
 
 def standing(snapshot: Snapshot) -> Standing:

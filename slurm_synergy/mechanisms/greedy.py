@@ -38,6 +38,7 @@ class Greedy:
 
     name = "greedy"
     may_skip = True
+    reads_progress = False
 
     def place(self, snapshot: Snapshot, decision: Decision) -> Layout:
         """A placement for each grant whose demand is free when its turn comes."""

@@ -86,14 +86,13 @@ class _Shares:
         """The placement of each request there; ``make`` makes that of one by its number."""
         keys = list(zip(map(id, granted), map(id, layouts), batches))  # noqa: B905 - endless batches
         found = list(map(self._given.get, keys))
-        if not all(found):
-            for at, key in enumerate(keys):
-                if found[at] is None:
-                    found[at] = self._given[key] = make(at)
-                    self._made_of[key] = granted[at], layouts[at]
-            if len(self._given) > 4 * len(keys) + _FORGOTTEN_AT_LEAST:
-                self._given = dict(zip(keys, cast(list[Placement], found), strict=True))
-                self._made_of = {key: self._made_of[key] for key in keys}
+        new = [at for at, one in enumerate(found) if one is None]
+        for at in new:
+            found[at] = self._given[keys[at]] = make(at)
+            self._made_of[keys[at]] = granted[at], layouts[at]
+        if new and len(self._given) > 4 * len(keys) + _FORGOTTEN_AT_LEAST:
+            self._given = dict(zip(keys, cast(list[Placement], found), strict=True))
+            self._made_of = {key: self._made_of[key] for key in keys}
         return cast(list[Placement], found)
 
 

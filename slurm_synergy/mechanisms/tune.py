@@ -54,6 +54,7 @@ class Tune:
     """The mechanism of the paper, with sticky GPUs."""
 
     name = "tune"
+    reads_progress = False
 
     def place(self, snapshot: Snapshot, decision: Decision) -> Layout:
         """A placement for each grant."""

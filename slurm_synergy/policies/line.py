@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from operator import attrgetter, itemgetter
 
 from slurm_synergy.core.model import JobStatus, Reason, Snapshot
 from slurm_synergy.core.request import Trail
-from slurm_synergy.core.snapshot import Stamp, Standing, standing
+from slurm_synergy.core.snapshot import Ascending, Stamp, Standing, standing
 
 __all__ = ["Line"]
 
 _Key = tuple[float, int]
+_first, _id = itemgetter(0), attrgetter("job.job_id")
 
 
 class Line:
@@ -33,6 +35,7 @@ class Line:
         "_key_of",
         "_keys",
         "_refused",
+        "_refused_at",
         "_stamp",
         "_trail",
         "blocked",
@@ -53,6 +56,8 @@ class Line:
         self._ahead: list[int] = []
         self._alike = 0
         self._refused: dict[int, Reason] | None = None
+        # The round of these reasons.
+        self._refused_at: Stamp | None = None
         # How the jobs of the last walk were packed, as far as they were in this order.
         self._trail: Trail | None = None
         self._in_order = 0
@@ -133,24 +138,30 @@ class Line:
         """Remember how this walk began to be packed; the first ``in_order`` as they came."""
         self._trail, self._in_order = trail, in_order
 
-    def refuse(self, at: int, reason_of: Callable[[JobStatus], Reason]) -> dict[int, Reason]:
+    def refuse(self, at: int, reason_of: Callable[[JobStatus], Reason]) -> Ascending:
         """Why all from ``at`` on wait, as no GPU is free; ``reason_of`` tells it of one of them."""
         keys, refused = self._keys, self._refused
         same = min(self._alike, at)
         ahead = [key[1] for key in keys[same:at]]
         if refused is None:
-            refused = {status.job.job_id: reason_of(status) for status in self.walk[at:]}
+            entered = [status.job.job_id for status in self.walk[at:]]
+            refused = {one.job.job_id: reason_of(one) for one in sorted(self.walk[at:], key=_id)}
         else:
             for job_id in ahead:
                 refused.pop(job_id, None)
             back = self._entered.union(self._ahead[same:]).difference(ahead)
-            for job_id in sorted(back & self._key_of.keys()):
+            entered = sorted(back & self._key_of.keys())
+            last = next(reversed(refused), -1)
+            for job_id in entered:
                 place = bisect_left(keys, self._key_of[job_id])
                 refused[job_id] = reason_of(self.walk[place])
+            if entered and entered[0] < last:
+                refused = dict(sorted(refused.items(), key=_first))
+        earlier, self._refused_at = self._refused_at, self._stamp
         self._entered, self._refused = set(), refused
         self._ahead[same:] = ahead
         self._alike = at
-        return refused.copy()
+        return Ascending(refused.copy(), earlier, entered)
 
 
 def _key(status: JobStatus) -> _Key:

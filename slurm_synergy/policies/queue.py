@@ -22,7 +22,7 @@ from slurm_synergy.core.model import (
 )
 from slurm_synergy.core.packing import Packer, Request, Requests
 from slurm_synergy.core.room import Need, Pool, Room, Shape
-from slurm_synergy.core.snapshot import held, keeps_all, standing
+from slurm_synergy.core.snapshot import Ascending, held, keeps_all, standing
 from slurm_synergy.policies.line import Line
 
 __all__ = ["ARRIVAL", "Key", "QueuePolicy", "Rank", "choose", "queue_order"]
@@ -87,9 +87,14 @@ def choose(snapshot: Snapshot, key: Key) -> Decision:
         walk, waiting = _in_line(snapshot, requests, rank, holding)
     while True:
         refused: dict[int, Reason] = {}
-        granted = _walk(snapshot, requests, walk, holding, refused, line)
+        granted, full = _walk(snapshot, requests, walk, holding, refused, line)
         lost = _unconfirmed(requests, granted)
         if not lost:
+            if full is not None and not waiting:
+                snapshot.derived[Ascending] = full
+                return Decision(grants=requests.grant(granted), waiting=full.reasons)
+            if full is not None:
+                refused.update(full.reasons)
             waiting = {**waiting, **refused} if waiting else refused
             return Decision(grants=requests.grant(granted), waiting=waiting)
         # What they leave is for the others, also for those that were refused because of them.
@@ -149,8 +154,13 @@ def _walk(
     holding: Mapping[int, Request],
     waiting: dict[int, Reason],
     line: Line | None = None,
-) -> list[Request]:
-    """The requests that are granted; the reason of every other goes to ``waiting``."""
+) -> tuple[list[Request], Ascending | None]:
+    """The requests that are granted; the reason of every other goes to ``waiting``.
+
+    Where all of them wait because no GPU is free, ``line`` may have the reasons: these are returned
+    instead.
+    """
+    full: Ascending | None = None
     packer = requests.packer(holding.values())
     reasons = _Reasons(snapshot, requests, packer)
     alike = 0 if line is None else line.packed_alike(requests.trail)
@@ -175,7 +185,7 @@ def _walk(
             most = packer.free_gpus(())
             if at >= stay and not most:
                 if line is not None and at == len(granted):
-                    waiting.update(line.refuse(at, reasons.when_full))
+                    full = line.refuse(at, reasons.when_full)
                 else:
                     reasons.of_all(walk[at:], waiting)
                 break
@@ -201,7 +211,7 @@ def _walk(
     if line is not None:
         trail = packer.trail if packer.is_plain else None
         line.keep(trail, len(granted) if in_order < 0 else in_order)
-    return granted
+    return granted, full
 
 
 def _unconfirmed(requests: Requests, granted: Sequence[Request]) -> dict[int, Reason]:

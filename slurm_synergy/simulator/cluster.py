@@ -8,7 +8,6 @@ the ledger.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 from slurm_synergy.cluster import Action, Observation, Outcome, Record, Resize, Start, Stop
 from slurm_synergy.core.model import JobStatus, Plan, Profile, Reason, ReasonCode, Snapshot
@@ -21,7 +20,6 @@ from slurm_synergy.simulator.world import World
 __all__ = ["Costs", "Running", "SimulatedCluster", "SimulatedRecords", "VirtualClock", "World"]
 
 _OUTCOME = maker(Outcome)
-_MOST_OUTCOMES = 10_000
 
 
 class VirtualClock:
@@ -79,16 +77,15 @@ class SimulatedCluster:
         return tuple(outcomes)
 
     def _done(self, starts: Sequence[Start]) -> list[Outcome]:
-        """That each was carried out; one value per action, which is kept so that its id stays."""
-        if len(self._outcomes) > _MOST_OUTCOMES:
-            self._outcomes.clear()
+        """That each was carried out; as the last time where it is the very same action."""
         keys = list(map(id, starts))
-        found = list(map(self._outcomes.get, keys))
-        if not all(found):
-            for at, (key, action) in enumerate(zip(keys, starts, strict=True)):
-                if found[at] is None:
-                    found[at] = self._outcomes[key] = _OUTCOME(action=action, done=True)
-        return cast(list[Outcome], found)
+        found = [
+            one or _OUTCOME(action=action, done=True)
+            for one, action in zip(map(self._outcomes.get, keys), starts, strict=True)
+        ]
+        # Each keeps its action, so that the action's id stays its own.
+        self._outcomes = dict(zip(keys, found, strict=True))
+        return found
 
 
 class SimulatedRecords:

@@ -47,6 +47,7 @@ _MOST_ROUNDS_AT_ONCE = 50
 # Searching for cyclic garbage whenever some hundred values were made takes a quarter of the time;
 # every 256 rounds, a thirtieth.
 _ROUNDS_BETWEEN_COLLECTIONS = 1024
+_YOUNG = 1
 
 
 class Reordering(Enum):
@@ -165,7 +166,7 @@ class _Player:
         """One round of the controller."""
         outline = self.outline
         if len(self.played.round_ms) % _ROUNDS_BETWEEN_COLLECTIONS == 0:
-            gc.collect()
+            gc.collect(_YOUNG)  # what lasts, thousands of jobs, is not looked through again
         began_s = outline.stopwatch()
         result = run_round(
             *self._seam, self._policy, outline.mechanism, outline.round_s, known=self._known
