@@ -99,6 +99,8 @@ def experiment(
 
         check_rows_path(report)
     path = _find(what)
+    if fresh and only_show:
+        raise ConfigError("--show simulates nothing", key="--fresh", remedy="leave one out")
     if slurm_options and not on_slurm:
         raise ConfigError("means nothing without --slurm", key="--slurm-option", remedy="add that")
     definition, cells = _cells(path, only, scale)

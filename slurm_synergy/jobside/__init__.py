@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -208,12 +208,12 @@ def iterate(items: Any, *, batch_size: int = 1) -> Iterator[Any]:
     return session.iterate(items, batch_size=batch_size)
 
 
-def describe_data(files: Sequence[str | os.PathLike[str]], *, samples: int = 0) -> None:
+def describe_data(files: Iterable[str | os.PathLike[str]], *, samples: int = 0) -> None:
     """Say which files the data set lies in, for loaders whose data set does not tell.
 
     ``samples`` are the items of an epoch (default: one in each file). When the job is measured,
     some of the files are read, so that its profile knows what memory for a cache would bring.
-    Raises LeaseError for something that is no path.
+    Raises LeaseError for something that is no file's path, and for no files.
     """
     from slurm_synergy.jobside.data_told import tell_files
 

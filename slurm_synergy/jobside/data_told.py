@@ -11,7 +11,8 @@ import contextlib
 import json
 import os
 import random
-from collections.abc import Iterator, Sequence
+import stat
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ _MIB = 1 << 20
 _MOST_FILES = 256
 _LARGEST_BYTES = 2 << 20
 _LONGEST_CHAIN = 8
+_MOST_ITEMS = 2**53
 # Lists of the files of a data set: torchvision's two, and what people write.
 _LISTS = ("samples", "imgs", "files", "paths")
 
@@ -41,8 +43,10 @@ class DataTold:
         """Its size, from that of the files that are known by name; 0 where it cannot be known."""
         sizes = []
         for name in self.files:
-            with contextlib.suppress(OSError):
-                sizes.append(os.stat(name).st_size)  # noqa: PTH116 (a Path takes much longer)
+            with contextlib.suppress(OSError, ValueError):
+                status = os.stat(name)  # noqa: PTH116 (a Path takes much longer)
+                if stat.S_ISREG(status.st_mode):
+                    sizes.append(status.st_size)
         return self.file_count * sum(sizes) / len(sizes) / _MIB if sizes else 0.0
 
 
@@ -113,16 +117,35 @@ def tell(board: Path, told: DataTold) -> None:
     draft.replace(board.with_name(_NAME))
 
 
-def tell_files(files: Sequence[Any], samples: int = 0) -> None:
+# What the program has said itself is not replaced by what a loader's data set tells.
+_said = False
+
+
+def tell_files(files: Iterable[Any], samples: int = 0) -> None:
     """Tell the launcher of this process, if it has one, of items in these files.
 
-    ``samples`` items, or one in each file. Raises LeaseError for entries that are no paths.
+    ``samples`` items, or one in each file. Raises LeaseError for something else than paths of
+    files, for none at all, and for a number of items that is none.
     """
-    board = os.environ.get("SYNERGY_BOARD")
+    global _said
+    if isinstance(files, str | bytes | os.PathLike) or not isinstance(files, Iterable):
+        raise LeaseError(f"the files of a data set are a list of paths, not {files!r:.80}")
+    if isinstance(samples, bool) or not isinstance(samples, int) or not 0 <= samples <= _MOST_ITEMS:
+        raise LeaseError(f"samples= is the number of items of an epoch, not {samples!r:.80}")
+    listed = list(files)
+    if not listed:
+        raise LeaseError("the list of the files of the data set is empty")
     try:
-        told = described(files, samples or len(files))
+        told = described(listed, samples or len(listed))
     except TypeError as err:
         raise LeaseError(f"the files of a data set are paths: {err}") from err
+    for name in told.files:
+        if "\0" in name:
+            raise LeaseError(f"no file can have this name: {name!r:.80}")
+        if Path(name).is_dir():
+            raise LeaseError(f"{name} is a directory: name the files in it")
+    _said = True
+    board = os.environ.get("SYNERGY_BOARD")
     if board:
         with contextlib.suppress(OSError):  # a profile without its memory side
             tell(Path(board), told)
@@ -132,8 +155,13 @@ _last: tuple[int, int] = (0, 0)
 
 
 def tell_of(dataset: Any, board: Path) -> None:
-    """Tell of the data set of the training loader, once; never an error for the program."""
+    """Tell of the data set of the training loader, once; never an error for the program.
+
+    Nothing is told where the program has said it itself.
+    """
     global _last
+    if _said:
+        return
     with contextlib.suppress(Exception):
         mark = os.getpid(), id(dataset)
         if mark == _last:

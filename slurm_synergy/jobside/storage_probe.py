@@ -137,9 +137,11 @@ def read_bandwidth(
 ) -> Bandwidth:
     """MiB/s at which ``readers`` threads read ``files``, in random order, past every cache.
 
-    Ends after ``most_mib`` or ``most_s`` seconds; fewer files are not read twice.
+    Ends after ``most_mib`` or ``most_s`` seconds; fewer files are not read twice. Only regular
+    files are opened: to open a pipe may take for ever.
     """
-    memory, devices = _memory_devices(), {path: _device(path) for path in files}
+    memory = _memory_devices()
+    devices = {path: _device(path) for path in files if path.is_file()}
     order = [path for path, device in devices.items() if device and device not in memory]
     random.Random(0).shuffle(order)
     for direct in (True, False):
@@ -155,7 +157,7 @@ def read_bandwidth(
                 files=reading.done_files,
                 seconds=took_s,
             )
-    if files and all(device in memory for device in devices.values()):
+    if devices and all(device in memory for device in devices.values()):
         return Bandwidth(mib_s=None, how="the data lies in memory", in_memory=True)
     why = "the data files cannot be read" if files else "no data files are known"
     return Bandwidth(mib_s=None, how=why)

@@ -15,6 +15,12 @@ from slurm_synergy.jobside.data_reading import DataReader
 from slurm_synergy.jobside.data_told import DataTold, data_of, described, read_told, tell, tell_of
 from slurm_synergy.jobside.minio_place import cache_path
 from slurm_synergy.jobside.minio_store import MinioStore
+from slurm_synergy.jobside.storage_probe import read_bandwidth
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_told, "_said", False)
 
 
 class Items:
@@ -137,3 +143,43 @@ def test_files_that_the_processes_have_open_are_read_where_none_are_told(tmp_pat
         found = found_by(reader)
     assert found.dataset_mib == 0.0  # how many more there are is not known
     assert found.in_memory or found.storage_mib_s > 0
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ("/a", "a list of paths"),
+        (Path("/a"), "a list of paths"),
+        (7, "a list of paths"),
+        ([], "is empty"),
+        (["/a\0b"], "no file can have this name"),
+        (["/"], "is a directory"),
+    ],
+)
+def test_what_describes_no_files_is_refused(files: Any, words: str) -> None:
+    with pytest.raises(LeaseError, match=words):
+        synergy.describe_data(files)
+
+
+@pytest.mark.parametrize("samples", [-5, 2.5, "10", True, 10**30])
+def test_a_number_of_samples_that_is_none_is_refused(samples: Any) -> None:
+    with pytest.raises(LeaseError, match="number of items"):
+        synergy.describe_data(["/a"], samples=samples)
+
+
+def test_a_loader_does_not_replace_what_the_program_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = tmp_path / "board"
+    monkeypatch.setenv("SYNERGY_BOARD", str(board))
+    monkeypatch.setattr(data_told, "_last", (0, 0))
+    synergy.describe_data({"/a"}, samples=10)
+    tell_of(Items(5), board)
+    assert read_told(board) == DataTold(samples=10, file_count=1, files=("/a",))
+
+
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert DataTold(samples=1, file_count=1, files=(str(pipe), "/a\0b")).mib() == 0.0
+    assert read_bandwidth([pipe], readers=1).mib_s is None

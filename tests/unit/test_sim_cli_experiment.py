@@ -109,11 +109,15 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, run, monkeypatch) -> Non
     run("--fresh", "--only", "load=2")
     assert len(done) == 4
     assert run("--show", "--only", "load=4").exit_code == 0
-    assert len(done) == 4
+    refused = run("--show", "--fresh")
+    assert "--fresh: --show simulates nothing" in str(refused.exception)
+    assert (len(done), len(cells(tmp_path))) == (4, 4)
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_experiment_goes_on(tmp_path: Path, run, ending: signal.Signals) -> None:  # type: ignore[no-untyped-def]
+    longer = DEFINITION.replace("jobs: 12", "jobs: 150")
+    (tmp_path / "try.yaml").write_text(longer)
     argv = [sys.executable, "-m", "slurm_synergy.cli.main", "experiment", "try.yaml", "--jobs", "2"]
     process = subprocess.Popen(
         argv, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
@@ -139,7 +143,8 @@ def test_a_stopped_experiment_goes_on(tmp_path: Path, run, ending: signal.Signal
     assert before
     result = run()
     assert result.exit_code == 0, result.output
-    assert f"{len(before)} of 4 simulations have a result already" in result.stderr
+    if len(before) < 4:  # however long they are, the machine may have been slow to stop them
+        assert f"{len(before)} of 4 simulations have a result already" in result.stderr
     assert len(cells(tmp_path)) == 4
     assert all(path.read_bytes() == content for path, content in before.items())
 
