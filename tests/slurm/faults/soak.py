@@ -76,6 +76,7 @@ class Soak:
         self._submitted_s = 0.0
         self._repairs: list[tuple[float, Callable[[], None]]] = []
         self._down: set[str] = set()
+        self._controller_away = False
 
     def run(self) -> None:
         """Submit, break, repair, and wait for the end of all jobs."""
@@ -224,9 +225,17 @@ class Soak:
         ]
 
     def _kill_controller(self, now_s: float) -> bool:
+        if self._controller_away:
+            # Its restart is on the way; a second one would find the first in the state directory.
+            return False
+        self._controller_away = True
         self._site.daemon.kill()
-        self._later(now_s + self._random.uniform(0.5, 8.0), self._site.restart)
+        self._later(now_s + self._random.uniform(0.5, 8.0), self._restart_controller)
         return True
+
+    def _restart_controller(self) -> None:
+        self._site.restart()
+        self._controller_away = False
 
     def _kill_slurmctld(self, now_s: float) -> bool:
         if time.monotonic() - self._submitted_s < _SETTLED_S:
