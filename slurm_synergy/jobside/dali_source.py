@@ -21,7 +21,7 @@ from typing import Any
 from slurm_synergy.errors import ConfigError
 from slurm_synergy.jobside.data_told import tell_files
 from slurm_synergy.jobside.minio import read_cached
-from slurm_synergy.jobside.minio_job import job_cache
+from slurm_synergy.jobside.minio_job import job_cache, open_early
 from slurm_synergy.jobside.sampler import derive_seed
 
 __all__ = ["CachedFiles"]
@@ -70,6 +70,7 @@ class CachedFiles:
         self.batch_size, self._shuffle, self._seed = batch_size, shuffle, seed
         self._shard, self._shards, self._last_batch = shard_id, num_shards, last_batch
         self._order: tuple[int, Any] = (-1, None)
+        open_early()
         if shuffle:  # what is trained on, not what is validated with
             tell_files(self.files)
 

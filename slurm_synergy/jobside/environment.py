@@ -26,6 +26,7 @@ __all__ = [
     "prepend_path",
     "stale_variables",
     "step_shape",
+    "switched_on",
     "task_from",
     "training_defaults",
 ]
@@ -38,6 +39,7 @@ _FIRST_PORT = 16_384
 _PORTS = 16_384  # all below 32768, where Linux begins to hand out ports by itself
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _MAX_NODES = 100_000
+_ON, _OFF = ("1", "yes", "on", "true"), ("0", "no", "off", "false")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,16 @@ def first_host(hostlist: str) -> str:
         depth += (char == "[") - (char == "]")
         name += char
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", name)
+
+
+def switched_on(env: Mapping[str, str], name: str, *, unset: bool) -> bool:
+    """What the switch ``name`` says, ``unset`` where it says nothing. Raises LeaseError."""
+    word = env.get(name, "").strip().lower()
+    if not word:
+        return unset
+    if word not in (*_ON, *_OFF):
+        raise LeaseError(f"{name} = {env[name]!r}: expected {', '.join(_OFF)} or {', '.join(_ON)}")
+    return word in _ON
 
 
 def is_elastic(env: Mapping[str, str]) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from slurm_synergy.errors import LeaseError
 from slurm_synergy.jobside import binding, environment, process, trouble
 from slurm_synergy.jobside.board import Board, LeaseView, Report
+from slurm_synergy.jobside.child_env import Told, child_env
 from slurm_synergy.jobside.data_reading import DataReader, DataReading
 from slurm_synergy.jobside.environment import ENDPOINT_FILE, LEASE_STOP_EXIT, Task
 from slurm_synergy.jobside.lease_client import Grant, LeaseClient, LeaseSource, Update
@@ -34,6 +34,7 @@ from slurm_synergy.jobside.profiling_lease import (
     program_name,
 )
 from slurm_synergy.jobside.training import Training
+from slurm_synergy.jobside.tree_pins import TreePins
 
 __all__ = ["Launcher", "main"]
 
@@ -41,7 +42,6 @@ _FIRST_LEASE_WAIT_S = 3.0
 _IDLE_POLL_S = 0.5
 _STOPPING_POLL_S = 0.05
 _MEASURING_POLL_S = 0.1
-_REPIN_EVERY_S = 2.0
 _LONGEST_PATIENCE_S = 10.0
 _FINISH_TIMEOUT_S = 3.0
 _SETTLE_S = 30.0
@@ -50,7 +50,6 @@ _ORPHAN_GRACE_S = 8.0
 _USAGE = 2
 _WAKE = signal.SIGRTMIN + 1
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
-_INJECT = Path(__file__).resolve().parent / "inject"
 
 
 class Launcher:
@@ -68,14 +67,11 @@ class Launcher:
         source: LeaseSource | None = None,
     ) -> None:
         self._command, self._env, self._task, self._board = tuple(command), env, task, board
-        self._granted = frozenset(os.sched_getaffinity(0))
-        self._reach: frozenset[int] = frozenset()
+        self._pins = TreePins(keep_binding="SYNERGY_KEEP_BINDING" in env, say=self._say)
         self._client: LeaseSource | None = source
         self._child = 0
         self._update = Update()
         self._written: LeaseView | None = None
-        self._cpus: frozenset[int] = frozenset()
-        self._repin_s = 0.0
         self._data = DataReader(env, board.path, lambda: binding.process_tree(self._child))
         self._orders = OrderKeeper(self._read_data)
         self._report = Report()
@@ -102,7 +98,13 @@ class Launcher:
                 return self._ended(-early)
             self._obey(self._client.take() if self._client else None)
             try:
-                self._child = process.spawn_tethered(self._command, self._child_env(), mask)
+                env = child_env(
+                    self._env,
+                    self._task,
+                    self._told_child(),
+                    lambda text: self._say(text, rank_zero_only=True),
+                )
+                self._child = process.spawn_tethered(self._command, env, mask)
             except OSError as err:
                 self._say(f"cannot run {self._command[0]}: {err.strerror}", every_rank=True)
                 return self._ended(process.spawn_exit_code(err))
@@ -149,7 +151,7 @@ class Launcher:
         client = self._client = LeaseClient(
             endpoint,
             self._task,
-            os_cpus=tuple(sorted(self._granted)),
+            os_cpus=tuple(sorted(self._pins.granted)),
             report=self._read_report,
             notify=notify,
             say=self._say,
@@ -176,10 +178,11 @@ class Launcher:
             task.local_rank,
             task.local_ranks,
         )
-        self._pin(cores, grant.node_cores)
+        self._pins.move(cores, grant.node_cores)
+        self._tell_pins()
         self._write(self._view(grant, cores, silent=silent))
         order = None if silent or grant.stop else self._update.order
-        possible = order is not None and self._has(cores, grant.node_cores)
+        possible = order is not None and self._pins.has(cores, grant.node_cores)
         self._answer(self._orders.follow(order, cpus=len(cores), possible=possible))
 
     def _view(self, grant: Grant, cores: tuple[int, ...], *, silent: bool) -> LeaseView:
@@ -194,12 +197,12 @@ class Launcher:
             stop_committed=self._update.stop_committed and stopping,
             silent=silent,
             core_count=len(cores),
-            cores=tuple(sorted(self._cpus)),
+            cores=tuple(sorted(self._pins.cpus)),
         )
 
     def _slurms_own(self) -> LeaseView:
         task = self._task
-        count = task.granted_cpus or max(1, len(self._granted) // task.local_ranks)
+        count = task.granted_cpus or max(1, len(self._pins.granted) // task.local_ranks)
         return LeaseView(mem_mib=task.granted_mem_mib, core_count=count)
 
     def _write(self, view: LeaseView) -> None:
@@ -212,48 +215,11 @@ class Launcher:
             self._stop_since_s = None
         self._written = view
 
-    # -- pinning ---------------------------------------------------------------------------------
-
-    def _pin(self, cores: tuple[int, ...], node_cores: int) -> None:
-        mask = self._granted
-        if cores and len(mask) < node_cores and "SYNERGY_KEEP_BINDING" not in self._env:
-            # Where Slurm only binds tasks, and confines none, a lease reaches beyond its binding.
-            mask = self._reach = self._reach or binding.widest_mask()
-        choice = binding.choose_cpus(cores, mask, node_cores)
-        if choice.why:
-            self._say(f"not pinned ({choice.why}); the lease gives {len(cores)} cores")
-        if choice.cpus == self._cpus:
-            return
-        self._cpus = choice.cpus
-        self._pin_tree(strays_only=False)
-
-    def _pin_tree(self, *, strays_only: bool) -> None:
-        # Without a place of its own any more the tree goes back to all that Slurm gave.
-        cpus = self._cpus or self._granted
-        result = binding.pin_tree(os.getpid(), cpus, strays_only=strays_only)
-        self._repin_s = time.monotonic() + _REPIN_EVERY_S
-        if result.wrong:
-            self._say(f"{result.wrong} of {result.threads} threads could not be pinned")
+    def _tell_pins(self) -> None:
         if self._client is not None:
-            self._client.pinned_cpus = 0 if result.wrong else len(self._cpus)
-
-    def _keep_pinned(self) -> None:
-        # Masks do not always last: a library may widen its own, a cgroup change may reset them.
-        if self._cpus and time.monotonic() >= self._repin_s:
-            self._pin_tree(strays_only=True)
+            self._client.pinned_cpus = self._pins.pinned
 
     # -- measuring -------------------------------------------------------------------------------
-
-    def _has(self, cores: tuple[int, ...], node_cores: int) -> bool:
-        """Whether the tree really has these cores and no others.
-
-        Where the node is only pretended, with more cores than the machine, nobody is pinned and
-        the program alone goes by their number.
-        """
-        if not self._cpus:
-            return (os.cpu_count() or 0) < node_cores
-        pinned = self._client.pinned_cpus if self._client is not None else 0
-        return pinned == len(cores)
 
     def _measure(self) -> None:
         if self._orders.busy:
@@ -278,34 +244,15 @@ class Launcher:
 
     # -- the child -------------------------------------------------------------------------------
 
-    def _child_env(self) -> dict[str, str]:
-        env = dict(self._env)
-        view = self._written or LeaseView()
-        env["SYNERGY_BOARD"] = str(self._board.path)
-        env["SYNERGY_LEASE_CPUS"] = str(view.core_count)
-        if view.mem_mib:
-            env["SYNERGY_LEASE_MEM_MIB"] = str(view.mem_mib)
-        if self._update.grant is not None and self._update.grant.grace_s:
-            env["SYNERGY_GRACE_S"] = f"{self._update.grant.grace_s:g}"
-        if view.batch_size:
-            env["SYNERGY_BATCH_SIZE"] = str(view.batch_size)
-        env["SYNERGY_CHECKPOINT_DIR"] = environment.checkpoint_dir(env, str(Path.cwd()))
-        if self._client is not None:
-            env["SYNERGY_ENDPOINT"] = self._client.endpoint
-        if env.get("SYNERGY_INJECT") != "0":
-            env["PYTHONPATH"] = environment.prepend_path(str(_INJECT), env.get("PYTHONPATH"))
-        # Where the node is only pretended the lease's cores are more than this machine has.
-        threads = min(view.core_count, len(self._cpus or self._granted))
-        # Asking DNS takes time, and only a step over several nodes needs its answer.
-        several = self._task.nodes > 1 and "MASTER_ADDR" not in env
-        head = environment.first_host(env.get("SLURM_STEP_NODELIST", "")) if several else ""
-        filled = environment.training_defaults(
-            env, self._task, threads=threads, resolves=[head] if _resolves(head) else []
+    def _told_child(self) -> Told:
+        grant = self._update.grant
+        return Told(
+            board=self._board.path,
+            lease=self._written or LeaseView(),
+            cpus=len(self._pins.cpus or self._pins.granted),
+            endpoint=self._client.endpoint if self._client is not None else None,
+            grace_s=grant.grace_s if grant is not None else 0.0,
         )
-        if filled:
-            shown = " ".join(f"{name}={value}" for name, value in filled.items())
-            self._say(f"set {shown}", rank_zero_only=True)
-        return {**env, **filled}
 
     def _watch(self) -> int:
         """Until the child ends: signals, leases, stops, pins. Returns its exit status."""
@@ -322,7 +269,8 @@ class Launcher:
                 self._end_child("Slurm has ended this run of the job: ending what is left of it")
             self._obey(update)
             self._see_to_parent()
-            self._keep_pinned()
+            self._pins.keep()
+            self._tell_pins()
             self._measure()
             if self._stop_since_s is not None:
                 self._see_to_stop(self._stop_since_s)
@@ -459,13 +407,6 @@ class Launcher:
         where = f" [{self._task.node}]" if self._task.nodes > 1 and self._task.node else ""
         sys.stderr.write(f"synergy-srun{where}: {text}\n")
         sys.stderr.flush()
-
-
-def _resolves(host: str) -> bool:
-    try:
-        return bool(host and socket.getaddrinfo(host, None))
-    except OSError:
-        return False
 
 
 def main(argv: Sequence[str] | None = None) -> int:

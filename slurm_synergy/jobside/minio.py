@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, SupportsIndex
 
 from slurm_synergy.errors import CacheError
 from slurm_synergy.jobside.minio_item import Source
-from slurm_synergy.jobside.minio_job import JobCache, job_cache
+from slurm_synergy.jobside.minio_job import JobCache, job_cache, open_early
 from slurm_synergy.jobside.minio_pickle import packed, unpacked
 from slurm_synergy.jobside.minio_store import Offer
 from slurm_synergy.jobside.rng import capture_rng, restore_rng
@@ -198,6 +198,8 @@ class CachedDataset:
         self._shared = False
         self._items = len(dataset)
         self._name = self._identity(name)
+        if self._name:
+            open_early()
 
     def _identity(self, name: str) -> str:
         """Follows from what the items are; empty when they are not always the same."""

@@ -2,7 +2,7 @@
 
 The lease's memory (of the job on the node) without what the job's processes use and a tenth for
 what they use only now and then; never more than ``SYNERGY_CACHE_MIB``. Without a lease that names
-memory it is ``SYNERGY_CACHE_MIB``, else nothing.
+memory it is ``SYNERGY_CACHE_MIB``, or what there is room for if that is less; else nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from pathlib import Path
 
 from slurm_synergy.errors import CacheError
 from slurm_synergy.jobside.board import Board
+from slurm_synergy.jobside.ending import say
 from slurm_synergy.jobside.environment import task_from
+from slurm_synergy.jobside.minio_room import Room, room_for
 from slurm_synergy.jobside.minio_store import MinioStore
 
 __all__ = ["Budget", "anonymous_bytes", "asked_bytes"]
@@ -71,9 +73,11 @@ class Budget:
         *,
         measure: Callable[[int], int] = anonymous_bytes,
         clock: Callable[[], float] = time.monotonic,
+        room: Callable[[Path, int], Room] = room_for,
     ) -> None:
         self._board, self._asked, self._measure, self._clock = board, asked, measure, clock
-        self._sequence = -1
+        self._room = room
+        self._sequence, self._cut = -1, False
         self._ranks = task_from(env).local_ranks
         self._root = board.launcher_pid if board is not None else 0
         if asked is None and (board is None or not board.read_lease().mem_mib):
@@ -87,7 +91,7 @@ class Budget:
         board = self._board
         if board is None:
             if self._sequence < 0:
-                store.set_budget(self._asked or 0)
+                store.set_budget(self._to_be_had(store))
                 self._sequence = 0
             return
         sequence, now_s = board.lease_sequence(), self._clock()
@@ -103,5 +107,21 @@ class Budget:
                 now_s=now_s,
             )
         else:
-            store.set_budget(self._asked or 0, lease_generation=lease.generation, now_s=now_s)
+            store.set_budget(self._to_be_had(store), lease_generation=lease.generation, now_s=now_s)
         self._sequence = sequence
+
+    def _to_be_had(self, store: MinioStore) -> int:
+        """What was asked for, or what there is room for; the first process of the run says so."""
+        asked, head = self._asked or 0, store.head
+        room = self._room(store.path, head.used_bytes)
+        if asked <= room.most_bytes:
+            return asked
+        if not store.began_run and 0 < head.budget_bytes < asked:
+            return head.budget_bytes  # as the first one found it
+        if not self._cut:
+            self._cut = True
+            say(
+                f"SYNERGY_CACHE_MIB = {asked // _MIB} is more than there is room for: the data"
+                f" cache holds {room.most_bytes / _MIB:.1f} MiB at most ({room.what})"
+            )
+        return room.most_bytes

@@ -10,14 +10,16 @@ Only under a launcher, whose lease tells how much memory there is. Nothing here 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
 from typing import IO, Any, cast
 
-from slurm_synergy.errors import CacheError
+from slurm_synergy.errors import CacheError, LeaseError
+from slurm_synergy.jobside.environment import switched_on
 from slurm_synergy.jobside.minio import CachedDataset, CachedFile, read_cached
-from slurm_synergy.jobside.minio_job import batch_is_complete, job_cache
+from slurm_synergy.jobside.minio_job import batch_is_complete, job_cache, open_early
 from slurm_synergy.jobside.session import say
 
 __all__ = ["CachedLoader", "CollateAndTakeIn", "cached_for", "has_budget"]
@@ -60,7 +62,9 @@ class CollateAndTakeIn:
 
 def has_budget(lease_mem_mib: int) -> bool:
     """Somebody said how much memory there is for a cache, and nobody switched it off."""
-    on = os.environ.get("SYNERGY_CACHE") != "0"
+    on = True
+    with contextlib.suppress(LeaseError):  # which the cache tells when it is opened
+        on = switched_on(os.environ, "SYNERGY_CACHE", unset=True)
     return on and bool(lease_mem_mib or os.environ.get("SYNERGY_CACHE_MIB"))
 
 
@@ -88,6 +92,7 @@ def _cached(dataset: Any) -> Any:
     for _ in range(_LONGEST_CHAIN):  # Subset and the like have their data set in ``dataset``
         if _loads_images(inner):
             inner.loader = CachedLoader(inner.loader, len(inner.samples))
+            open_early()
             break
         inner = getattr(inner, "dataset", None)
         if inner is None or isinstance(inner, CachedDataset):

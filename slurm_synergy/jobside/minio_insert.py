@@ -2,9 +2,9 @@
 
 A first epoch pays this for every item, between its decoding and the next one, with the processor's
 caches cold: there each step of Python costs four times what it costs in a tight loop. So the
-counters are read and written one by one, where :class:`~minio_index.Head` would read and write all.
-Whatever is not usual (a new size, a full segment or budget, several data sets, another process that
-died inside) is left to the store, with nothing changed.
+counters are read and written one by one, where :class:`~minio_layout.Head` would read and write
+all. Whatever is not usual (a new size, a full segment or budget, several data sets, another process
+that died inside) is left to the store, with nothing changed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from slurm_synergy.jobside.minio_index import Index, Word, encoded
+from slurm_synergy.jobside.minio_index import Index
 from slurm_synergy.jobside.minio_item import Item
+from slurm_synergy.jobside.minio_layout import Word, encoded
 
 __all__ = ["Miss", "Offer", "Tail", "insert_quickly", "limit_of", "sample_of"]
 

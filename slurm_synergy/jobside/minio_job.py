@@ -5,20 +5,21 @@ Whatever fails in the cache costs one line on stderr and the cache, never the pr
 
 from __future__ import annotations
 
-import atexit
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from slurm_synergy.errors import CacheError, LeaseError
 from slurm_synergy.jobside.board import Board
+from slurm_synergy.jobside.environment import switched_on
 from slurm_synergy.jobside.minio_budget import Budget, asked_bytes
 from slurm_synergy.jobside.minio_buffers import ReadBuffers
 from slurm_synergy.jobside.minio_place import cache_path, remove_unused, sweep
 from slurm_synergy.jobside.minio_store import Item, MinioStore, Offer, Source
 from slurm_synergy.jobside.session import say
 
-__all__ = ["JobCache", "batch_is_complete", "forget_job_cache", "job_cache"]
+__all__ = ["JobCache", "batch_is_complete", "forget_job_cache", "job_cache", "open_early"]
 
 _TOGETHER, _TOGETHER_BYTES = 32, 8 << 20
 _LOOK_EVERY, _LOOK_EVERY_WHILE_FILLING = 256, 16
@@ -39,15 +40,15 @@ class JobCache:
         self._waiting: list[Offer] = []
         self._waiting_bytes = 0
         self.buffers = ReadBuffers()
-        if env.get("SYNERGY_CACHE") == "0":
-            return
         try:
+            if not switched_on(env, "SYNERGY_CACHE", unset=True):
+                return
             self._budget = Budget(env, _board(env), asked_bytes(env))
             path = cache_path(env)
             self._store = MinioStore(path)
             sweep(path)
-            if not env.get("SYNERGY_BOARD"):
-                atexit.register(self._remove, os.getpid())  # else the launcher does
+            if _removes(env):
+                self._remove_at_exit(path)
             self._budget.follow(self._store)
         except BlockingIOError:
             return  # memory is being given back: looked at again
@@ -158,7 +159,7 @@ class JobCache:
             return  # the board's writer died inside: the last lease holds
 
     def _give_up(self, err: Exception) -> None:
-        self._store = None
+        self.close()
         say(f"the data are read without a cache: {err}")
 
     def close(self) -> None:
@@ -168,11 +169,27 @@ class JobCache:
         if store is not None:
             store.close()
 
-    def _remove(self, pid: int) -> None:
-        if self._store is not None and os.getpid() == pid:
-            path = self._store.path
-            self.close()
-            remove_unused(path)
+    def _remove_at_exit(self, path: Path) -> None:
+        from multiprocessing.util import Finalize
+
+        # Below zero: when this process's workers, which use it too, have been ended. Forked
+        # children do not inherit it.
+        Finalize(None, self._remove, (path,), exitpriority=-100)
+
+    def _remove(self, path: Path) -> None:
+        self.close()
+        remove_unused(path)
+
+
+def _removes(env: Mapping[str, str]) -> bool:
+    """This process is to remove the cache when it ends; elsewhere a launcher does."""
+    return not env.get("SYNERGY_BOARD") and not _in_worker()
+
+
+def _in_worker() -> bool:
+    """This is a worker of a PyTorch loader."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
 
 
 def _board(env: Mapping[str, str]) -> Board | None:
@@ -189,6 +206,16 @@ def job_cache() -> JobCache:
     if _cache is None:
         _cache = JobCache(os.environ)
     return _cache
+
+
+def open_early() -> None:
+    """Open the cache where a data set is made, before there are workers, which share it then.
+
+    So what is to be said of it is said once, and this process can remove it where no launcher
+    does: workers come and go, and do not know when the last of them has ended.
+    """
+    if not _in_worker():
+        job_cache()
 
 
 def batch_is_complete() -> None:

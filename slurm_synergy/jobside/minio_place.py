@@ -17,7 +17,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from slurm_synergy.errors import CacheError
+from slurm_synergy.errors import CacheError, LeaseError
+from slurm_synergy.jobside.environment import switched_on
 
 __all__ = ["CachePlace", "cache_path", "keep_or_remove", "remove_unused", "sweep"]
 
@@ -25,6 +26,7 @@ _MEMORY = Path("/dev/shm")
 # A directory is made first and locked then: leave others' the time for that.
 _YOUNG_S = 60.0
 _KEPT = "kept"
+_SESSION = "session"
 _KEPT_S = 86_400.0
 _TRIES = 20
 
@@ -32,7 +34,7 @@ _TRIES = 20
 def cache_path(env: Mapping[str, str]) -> Path:
     """The directory of this job's cache; outside Slurm, of this login session's programs."""
     job = env.get("SLURM_JOB_ID", "")
-    name = job if job.isdigit() else f"session{os.getsid(0)}"
+    name = job if job.isdigit() else f"{_SESSION}{os.getsid(0)}"
     root = Path(env.get("SYNERGY_CACHE_DIR") or _MEMORY)
     return root / f"synergy-cache-{os.getuid()}-{name}"
 
@@ -51,6 +53,8 @@ class CachePlace:
         try:
             for _ in range(_TRIES):
                 fd = _opened(path)
+                if fd < 0:
+                    continue
                 try:
                     self.alone = _lock(fd, fcntl.LOCK_EX)
                     if not self.alone:
@@ -90,14 +94,20 @@ class CachePlace:
 
     def close(self) -> None:
         """Give the lock back."""
-        os.close(self.fd)
+        fd, self.fd = self.fd, -1
+        os.close(fd)
 
 
 def _opened(path: Path) -> int:
+    """A descriptor of the directory, which is made where there is none; -1: it went meanwhile."""
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
-        path.chmod(0o700)  # whatever the umask
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with contextlib.suppress(FileNotFoundError):
+            path.chmod(0o700)  # whatever the umask
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return -1
     status = os.fstat(fd)
     if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         os.close(fd)
@@ -139,13 +149,24 @@ def remove_unused(path: Path) -> bool:
 
 
 def sweep(path: Path) -> None:
-    """Remove caches of this user beside ``path`` that a killed job left behind."""
+    """Remove caches of this user beside ``path`` that a killed job or program left behind."""
     for other in path.parent.glob(f"synergy-cache-{os.getuid()}-*"):
         with contextlib.suppress(OSError):
             age_s = time.time() - other.lstat().st_mtime
-            kept = (other / _KEPT).exists()
-            if other != path and age_s > (_KEPT_S if kept else _YOUNG_S):
+            least_s = _KEPT_S if (other / _KEPT).exists() else _YOUNG_S
+            if other != path and (age_s > least_s or _is_of_ended_session(other.name)):
                 remove_unused(other)
+
+
+def _is_of_ended_session(name: str) -> bool:
+    """Nobody can come who would use it: its login session has no leader any more."""
+    session = name.rpartition(_SESSION)[2]
+    try:
+        return session.isdigit() and os.getsid(int(session)) < 0
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
 
 
 def keep_or_remove(env: Mapping[str, str], *, continues: bool) -> bool:
@@ -157,9 +178,15 @@ def keep_or_remove(env: Mapping[str, str], *, continues: bool) -> bool:
     """
     path = cache_path(env)
     in_memory = path.parent == _MEMORY
-    if continues and (not in_memory or env.get("SYNERGY_CACHE_KEEP") == "1"):
+    if continues and (not in_memory or _keeps(env)):
         with contextlib.suppress(OSError):
             if path.lstat().st_uid == os.getuid():
                 (path / _KEPT).touch(mode=0o600)
         return False
     return remove_unused(path)
+
+
+def _keeps(env: Mapping[str, str]) -> bool:
+    with contextlib.suppress(LeaseError):
+        return switched_on(env, "SYNERGY_CACHE_KEEP", unset=False)
+    return False

@@ -1,8 +1,8 @@
 """The items of a data cache: taken in until the budget is full, never replaced, shared by all.
 
-Items lie one behind the other in segment files that are only ever appended to, so a view of an item
-stays good for as long as somebody holds it, also after the cache gave the item up. A hit is a look
-at the index and a slice of a mapping.
+Items lie one behind the other in segment files. A view of an item stays good for as long as
+somebody holds it, also after the cache gave the item up. A hit is a look at the index and a slice
+of a mapping.
 
 Each item has a place in a seeded permutation of its data set. Where the number of items is known
 only a prefix of the permutation is taken in, and when the budget shrinks the cache keeps the
@@ -13,31 +13,29 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import mmap
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from slurm_synergy.errors import CacheError
-from slurm_synergy.jobside.minio_index import Head, Index, Namespace, Slot
+from slurm_synergy.jobside.minio_index import Index
 from slurm_synergy.jobside.minio_insert import (
     Miss,
     Offer,
-    Tail,
     insert_quickly,
     limit_of,
     sample_of,
 )
 from slurm_synergy.jobside.minio_item import Item, Source, stride_of
+from slurm_synergy.jobside.minio_layout import Head, Namespace, Slot
 from slurm_synergy.jobside.minio_place import CachePlace
+from slurm_synergy.jobside.minio_segments import Segments
 
 __all__ = ["Item", "MinioStore", "Offer", "Source"]
 
-_MIN_SEGMENT = 16 << 20
-_NO_TAIL = Tail(-1, -1, 0)
+_MIN_SEGMENT, _MAX_SEGMENT = 16 << 20, 16 << 30
 # A process maps each segment once, which takes a descriptor; giving memory back copies one at most.
 _SEGMENTS = 64
-_MAX_SEGMENT_NUMBER = 65_535
 _ENOUGH_SIZES = 64
 _MOST_MISSES = 1024
 
@@ -63,8 +61,7 @@ class MinioStore:
             self._place.close()
             raise
         self.path, self._pid = path, os.getpid()
-        self._maps: dict[int, memoryview] = {}
-        self._tail = _NO_TAIL
+        self._segments = Segments(self._place)
         self._run, self._generation = self._index.head.run, self._index.generation
         # Looks that found nothing, which need not be made again before the items are put in.
         self._missed: dict[bytes, Miss] = {}
@@ -78,6 +75,11 @@ class MinioStore:
         return Source(
             self._index.enter_namespace(ident, items), ident, items, stride_of(items or 1)
         )
+
+    @property
+    def began_run(self) -> bool:
+        """Nobody else used the cache when it was opened."""
+        return self._place.alone
 
     @property
     def head(self) -> Head:
@@ -105,12 +107,13 @@ class MinioStore:
     def _follow_fork(self) -> None:
         if self._pid != os.getpid():
             self._index.reopen()
-            self._maps, self._tail, self._pid = {}, _NO_TAIL, os.getpid()
+            self._segments.after_fork()
+            self._pid = os.getpid()
 
     def _catch_up(self) -> None:
         self._follow_fork()
-        # Segments that are gone give their memory back with the last mapping.
-        self._maps, self._generation = {}, self._index.generation
+        self._segments.forget_maps()
+        self._generation = self._index.generation
         self._index.refresh()
 
     # -- reading -----------------------------------------------------------------------------------
@@ -141,7 +144,7 @@ class MinioStore:
                     self._missed.clear()
                 self._missed[key] = self._generation, self._index.table[0], at
                 return None
-            view = self._view(slot)
+            view = self._segments.view(slot)
             if view is None:
                 self._catch_up()
                 continue  # moved between the two looks
@@ -149,23 +152,6 @@ class MinioStore:
                 return None
             return view
         return None
-
-    def _view(self, slot: Slot) -> memoryview | None:
-        whole = self._maps.get(slot.segment)
-        if whole is None:
-            if not slot.length:
-                return memoryview(b"")
-            try:
-                fd = self._place.open_file(f"seg-{slot.segment}", os.O_RDONLY)
-            except FileNotFoundError:
-                return None
-            try:
-                whole = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
-            finally:
-                os.close(fd)
-            self._maps[slot.segment] = whole
-        end = slot.offset + slot.length
-        return whole[slot.offset : end] if end <= len(whole) else None
 
     def _still_good(self, at: int, slot: Slot, view: memoryview, stamp: Callable[[], int]) -> bool:
         self._run = self._index.head.run
@@ -199,7 +185,7 @@ class MinioStore:
         if self._pid != os.getpid():
             self._follow_fork()
         if not index.shrinking and insert_quickly(
-            index, self._tail, ((item, content, stamp),), self._missed
+            index, self._segments.tail, ((item, content, stamp),), self._missed
         ):
             return True
         return self._put_slowly(item, content, stamp)
@@ -216,7 +202,7 @@ class MinioStore:
                 offers = [each for each in offers if not self._is_beyond(each[0])]
             done = 0
             if offers and not index.shrinking:
-                done = insert_quickly(index, self._tail, offers, self._missed)
+                done = insert_quickly(index, self._segments.tail, offers, self._missed)
             if offers and not done:
                 self._put_slowly(*offers[0])
                 done = 1
@@ -283,7 +269,7 @@ class MinioStore:
             filled = left <= head.budget_bytes // 64
             head.full = int(head.used_bytes > 0 and (filled or length <= space.smallest))
             return False
-        segment, offset = self._append(head, content)
+        segment, offset = self._segments.append(head, content)
         self._index.insert(
             head,
             Slot(
@@ -298,55 +284,6 @@ class MinioStore:
                 smallest = min(smallest, each.smallest)
         head.full = int(left - length < smallest)
         return True
-
-    def _append(self, head: Head, content: bytes | memoryview) -> tuple[int, int]:
-        """Where the content was written. Raises OSError when there is no room, with no harm."""
-        length = len(content)
-        if not length:
-            return head.segment, head.tail  # takes no file
-        tail = self._tail
-        if tail.number != head.segment or head.tail == 0:
-            tail = self._open_tail(head, length)
-        elif head.tail + length > tail.size:
-            head.segment, head.tail = head.segment + 1, 0
-            tail = self._open_tail(head, length)
-        # A write takes the room it needs or fails; only what was written is ever mapped and read.
-        offset = head.tail
-        written = os.pwrite(tail.fd, content, offset)
-        while written < length:
-            written += os.pwrite(tail.fd, memoryview(content)[written:], offset + written)
-        head.tail = offset + (length + 7 & ~7)
-        return tail.number, offset
-
-    def _open_tail(self, head: Head, length: int) -> Tail:
-        if self._tail.fd >= 0:
-            os.close(self._tail.fd)
-            self._tail = _NO_TAIL
-        fd, size = -1, 0
-        if head.tail:
-            fd = self._place.open_file(f"seg-{head.segment}", os.O_RDWR)
-            size = os.fstat(fd).st_size  # a segment never changes its size
-            if head.tail + length > size:
-                os.close(fd)
-                head.segment, head.tail = head.segment + 1, 0
-        if not head.tail:
-            # Only what items are written to takes memory.
-            size = max(head.segment_bytes, length, 1)
-            fd = self._new_segment(head)
-            os.ftruncate(fd, size)
-        self._tail = Tail(head.segment, fd, size)
-        return self._tail
-
-    def _new_segment(self, head: Head) -> int:
-        """A descriptor of an empty file, which no other process has open as its tail."""
-        while head.segment <= _MAX_SEGMENT_NUMBER:
-            name = f"seg-{head.segment}"
-            with contextlib.suppress(FileExistsError):
-                return self._place.open_file(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-            # Somebody made it and could not write to it: nothing is in it.
-            self._place.unlink(name)
-            head.segment += 1
-        raise OSError(28, "the data cache was resized too often")
 
     # -- giving back -------------------------------------------------------------------------------
 
@@ -381,7 +318,7 @@ class MinioStore:
                 head.full = head.no_space = 0
             head.budget_bytes = budget
             wanted = 1 << max(budget // _SEGMENTS, 1).bit_length()
-            head.segment_bytes = max(_MIN_SEGMENT, wanted)
+            head.segment_bytes = min(max(_MIN_SEGMENT, wanted), _MAX_SEGMENT)
             if head.used_bytes > budget:
                 self._shrink(head)
 
@@ -428,18 +365,17 @@ class MinioStore:
         for number in sorted(touched):
             for at, slot in stay[number]:
                 self._move(head, at, slot)
-            self._place.unlink(f"seg-{number}")
-            self._maps.pop(number, None)
+            self._segments.remove(number)
             head.generation += 1
             self._index.publish(head)
         self._catch_up()
 
     def _move(self, head: Head, at: int, slot: Slot) -> None:
-        view = self._view(slot)
+        view = self._segments.view(slot)
         try:
             if view is None:
                 raise OSError(2, "a segment of the data cache is gone")
-            segment, offset = self._append(head, view)
+            segment, offset = self._segments.append(head, view)
         except OSError:
             self._forget(head, at, slot)  # no room even for moving it
             return
@@ -447,9 +383,7 @@ class MinioStore:
 
     def close(self) -> None:
         """Give the directory's lock back. Views that were handed out stay good."""
-        self._maps = {}
-        if self._tail.fd >= 0:
-            os.close(self._tail.fd)
+        self._segments.close()
         self._index.close()
         self._place.close()
 

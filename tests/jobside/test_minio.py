@@ -236,17 +236,40 @@ def test_a_full_storage_ends_taking_in_with_one_line(
     small_tmpfs: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setenv("SYNERGY_CACHE_DIR", str(small_tmpfs))
-    monkeypatch.setenv("SYNERGY_CACHE_MIB", "64")
     data = CachedDataset(Items(400), decode=bytes)
+    cache = minio_job.job_cache().store
+    assert cache is not None
+    cache.set_budget(64 << 20)  # another program takes the room after the cache was opened
     for _ in range(3):
         assert all(data[index] == content(index) for index in range(400))
     err = capsys.readouterr().err
-    assert err.count("\n") == 1 and "no more room for the data cache" in err
+    assert err.count("\n") == 2 and "no more room for the data cache" in err
     data.dataset.read = 0
     held = sum(1 for index in range(400) if data[index] and not data.dataset.read)
-    cache = minio_job.job_cache().store
-    assert cache is not None and 100 < cache.head.items < 220 and held >= 0
+    assert 100 < cache.head.items < 220 and held >= 0
     assert data.dataset.read == 400 - cache.head.items
+
+
+def test_more_than_there_is_room_for_is_cut_with_one_line(
+    small_tmpfs: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("SYNERGY_CACHE_DIR", str(small_tmpfs))
+    for asked in ("2", "100000000000", "9" * 30):
+        monkeypatch.setenv("SYNERGY_CACHE_MIB", asked)
+        data = CachedDataset(Items(400), decode=bytes)
+        for _ in range(2):
+            assert all(data[index] == content(index) for index in range(400))
+        cache = minio_job.job_cache().store
+        assert cache is not None and 100 < cache.head.items < 220
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1 and f"SYNERGY_CACHE_MIB = {asked} is more than" in err
+        assert f"at most (the file system of {small_tmpfs})" in err
+        monkeypatch.setenv("SYNERGY_CACHE_MIB", "64")  # another process of the same run
+        other = minio_job.JobCache(os.environ)
+        assert other.store is not None and other.store.head == cache.head
+        other.close()
+        minio_job.forget_job_cache()
+    assert capsys.readouterr().err == ""
 
 
 def test_no_room_for_the_index_means_no_cache_and_one_line(
@@ -372,6 +395,20 @@ def test_a_cache_in_memory_is_kept_for_a_restart_only_where_that_is_asked_for() 
     assert keep_or_remove(env, continues=True) and not path.exists()
 
 
+def test_left_overs_of_ended_sessions_are_swept_at_once(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"], start_new_session=True)
+    ended.wait()
+    mine = cache_path({"SYNERGY_CACHE_DIR": str(tmp_path)})
+    gone = mine.with_name(f"synergy-cache-{os.getuid()}-session{ended.pid}")
+    in_use = CachePlace(gone)
+    CachePlace(mine).close()
+    sweep(tmp_path / f"synergy-cache-{os.getuid()}-1")
+    assert mine.exists() and gone.exists()
+    in_use.close()
+    sweep(tmp_path / f"synergy-cache-{os.getuid()}-1")
+    assert mine.exists() and not gone.exists()
+
+
 def test_left_overs_of_killed_jobs_are_swept(tmp_path: Path) -> None:
     names = ("old", "used", "kept")
     paths = {name: tmp_path / f"synergy-cache-{os.getuid()}-{name}" for name in names}
@@ -395,6 +432,26 @@ print(data[0], data[0], len(os.listdir(os.environ["SYNERGY_CACHE_DIR"])))
     environment = clean_environment(SYNERGY_CACHE_DIR=str(tmp_path), SYNERGY_CACHE_MIB="1")
     status, out, err = finish(start(["-c", program], environment))
     assert (status, out, err) == (0, "b'a' b'a' 1\n", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cache_that_workers_still_use_or_that_was_given_up_is_removed_too(tmp_path: Path) -> None:
+    program = """
+import multiprocessing, os, slurm_synergy.jobside as synergy
+from slurm_synergy.jobside.minio_job import job_cache
+data = synergy.CachedDataset([b"a", b"b"], decode=bytes)
+def work(pipe):
+    pipe.send(data[0])
+    pipe.recv()
+here, there = multiprocessing.get_context("fork").Pipe()
+worker = multiprocessing.get_context("fork").Process(target=work, args=(there,), daemon=True)
+worker.start()
+print(here.recv(), len(os.listdir(os.environ["SYNERGY_CACHE_DIR"])))
+job_cache()._give_up(OSError("broken"))
+"""
+    environment = clean_environment(SYNERGY_CACHE_DIR=str(tmp_path), SYNERGY_CACHE_MIB="1")
+    status, out, err = finish(start(["-c", program], environment))
+    assert (status, out) == (0, "b'a' 1\n") and "without a cache: broken" in err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -697,7 +754,11 @@ def test_wrong_uses_of_data_sets_are_told(place: Path) -> None:
         ("SYNERGY_CACHE_MIB", "much", "SYNERGY_CACHE_MIB = 'much'"),
         ("SYNERGY_CACHE_MIB", "", "set SYNERGY_CACHE_MIB"),
         ("SYNERGY_CACHE_DIR", "/proc/none", "set SYNERGY_CACHE_DIR"),
+        ("SYNERGY_CACHE", "never", "SYNERGY_CACHE = 'never': expected 0, no, off, false or 1"),
         ("SYNERGY_CACHE", "0", ""),
+        ("SYNERGY_CACHE", "no", ""),
+        ("SYNERGY_CACHE", "Off", ""),
+        ("SYNERGY_CACHE", "FALSE", ""),
     ],
 )
 def test_without_a_cache_the_data_are_read_and_one_line_tells_why(
