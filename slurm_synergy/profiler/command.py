@@ -7,13 +7,14 @@ JSON document, which ``synergyctl profile import`` brings into a cluster's store
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,11 @@ def argument_parser() -> argparse.ArgumentParser:
     add("--keep-running", action="store_true", help="let the command run on to its own end")
     add("--output", type=Path, metavar="FILE", help="where to keep the profile (default: " + _KEPT)
     add("--no-store", action="store_true", help="only print the profile")
-    add("--json", action="store_true", help="print one JSON object; the command's output is kept")
+    add(
+        "--json",
+        action="store_true",
+        help="print one JSON object; what the command prints goes to standard error then",
+    )
     add("command", nargs=argparse.REMAINDER, metavar="command", help="what trains")
     return parser
 
@@ -188,22 +193,23 @@ def _measured(options: argparse.Namespace, words: Sequence[str], job: _Job) -> i
         room = int(psutil.virtual_memory().available * _WARM_SHARE)
         _say(f"read {warm(job.files, room) / 2**20:.0f} MiB of the data set into memory")
     seen = OpenFiles()
-    done = profile_command(
-        words,
-        dict(os.environ),
-        Sweep(span=job.span, most_points=options.points),
-        limits=Limits(
-            iterations=options.iterations,
-            warmup=options.warmup,
-            point_s=options.point_seconds,
-            start_s=options.start_seconds,
-            sweep_s=options.point_seconds * options.points,
-            end_s=options.end_seconds,
-        ),
-        told=_tell_point,
-        watch=lambda: seen.look(process_tree(os.getpid())[1:]),
-        ends=not options.keep_running,
-    )
+    with _to_stderr() if options.json else contextlib.nullcontext():
+        done = profile_command(
+            words,
+            dict(os.environ),
+            Sweep(span=job.span, most_points=options.points),
+            limits=Limits(
+                iterations=options.iterations,
+                warmup=options.warmup,
+                point_s=options.point_seconds,
+                start_s=options.start_seconds,
+                sweep_s=options.point_seconds * options.points,
+                end_s=options.end_seconds,
+            ),
+            told=_tell_point,
+            watch=lambda: seen.look(process_tree(os.getpid())[1:]),
+            ends=not options.keep_running,
+        )
     if not done.sweep.points:
         _say(f"nothing was measured: {done.sweep.stopped}")
         return _FAILED
@@ -218,6 +224,19 @@ def _measured(options: argparse.Namespace, words: Sequence[str], job: _Job) -> i
     else:
         _print_profile(stored, result, storage, path)
     return _FAILED if result.why else 0
+
+
+@contextlib.contextmanager
+def _to_stderr() -> Iterator[None]:
+    """Meanwhile the standard output of this process and its children is standard error."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _with_what_was_told(job: _Job, told: DataTold | None) -> _Job:

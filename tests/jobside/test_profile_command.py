@@ -164,8 +164,10 @@ def test_a_command_is_measured_in_place_and_its_profile_kept(world: World) -> No
     # The base installation has no numpy.
     (world.tmp / "numpy.py").write_text("raise ImportError('there is none')\n", encoding="utf-8")
     world.env["PYTHONPATH"] += f":{world.tmp}"
-    done = world.profile(EMULATED, "--json", "--iterations", "20", "--cpus", "2")
+    code = f"import os\nprint('loss 0.1', flush=True)\nos.system('echo of a child')\n{EMULATED}"
+    done = world.profile(code, "--json", "--iterations", "20", "--cpus", "2")
     assert done.returncode == 0, done.stderr
+    assert "loss 0.1\nof a child\n" in done.stderr
     content = json.loads(done.stdout)
     rates = {
         point["cpus"]: point["samples_per_s"] for point in content["profile"]["evidence"]["points"]
