@@ -218,15 +218,15 @@ local HINTS = {
   batch = { parse = batch_range, example = "batch=256 or batch=128-4096" },
   ckpt_dir = { parse = matching("^/[^,]+$"), example = "ckpt_dir=/scratch/me/run1" },
   elastic = { parse = one_of("rigid", "scale", "full"), example = "elastic=rigid, scale or full" },
-  epochs = { parse = amount_of_work, example = "epochs=90" },
+  epochs = { parse = amount_of_work, digits = MOST_DIGITS, example = "epochs=90" },
   gpu_types = { parse = type_list, example = "gpu_types=v100+a100" },
-  grace_s = { parse = positive, example = "grace_s=60" },
-  max_gpus = { parse = positive, example = "max_gpus=16" },
-  min_gpus = { parse = positive, example = "min_gpus=2" },
+  grace_s = { parse = positive, digits = DIGITS, example = "grace_s=60" },
+  max_gpus = { parse = positive, digits = DIGITS, example = "max_gpus=16" },
+  min_gpus = { parse = positive, digits = DIGITS, example = "min_gpus=2" },
   min_mem = { parse = size, example = "min_mem=20G" },
   profile = { parse = matching("^[%w][%w._-]*$"), example = "profile=resnet18-imagenet" },
-  samples = { parse = amount_of_work, example = "samples=1281167" },
-  scale_unit = { parse = positive, example = "scale_unit=2" },
+  samples = { parse = amount_of_work, digits = MOST_DIGITS, example = "samples=1281167" },
+  scale_unit = { parse = positive, digits = DIGITS, example = "scale_unit=2" },
 }
 
 local function known_hints()
@@ -284,7 +284,9 @@ local function read_hints(comment)
     if hints[key] ~= nil then refuse("the hint %s is given twice; give it once", key) end
     local parsed = hint.parse(value)
     if parsed == nil then
-      refuse("the hint %s=%s is malformed; write %s", key, value, hint.example)
+      local wrong = hint.digits and "is not a whole number from 1 to " .. string.rep("9", hint.digits)
+        or "is malformed"
+      refuse("the hint %s=%s %s; write %s", key, value, wrong, hint.example)
     end
     hints[key] = parsed
   end
@@ -440,6 +442,18 @@ end
 -- Whether GPUs may change during the job's life.
 local function is_elastic(hints)
   return hints.elastic == "scale" or hints.elastic == "full"
+end
+
+-- Hints that only an elastic job uses: its user may believe to have one.
+local function warn_of_idle_hints(hints)
+  local idle = {}
+  for _, name in ipairs({ "min_gpus", "max_gpus", "scale_unit" }) do
+    if hints[name] then idle[#idle + 1] = name end
+  end
+  if is_elastic(hints) or #idle == 0 then return end
+  pcall(slurm.log_user, "slurm-synergy: without the hint elastic=scale or elastic=full the job keeps "
+    .. "the GPUs that it asks for: %s %s no effect", table.concat(idle, " and "),
+    #idle == 1 and "has" or "have")
 end
 
 -- Refuses an elastic job that could never be given GPUs, or could not be given others later.
@@ -841,6 +855,7 @@ local function admit(job)
   job.max_nodes = request.nodes
   leave_mark(job, facts)
   add_environment(job, hints)
+  warn_of_idle_hints(hints)
 end
 
 -- For the modes that change nothing: the job runs as Slurm likes, and the mark tells the plans that

@@ -19,6 +19,8 @@ python_path=/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin
 say() { printf 'slurm-tree: %s\n' "$*"; }
 fail() { printf 'slurm-tree: %s\n' "$*" >&2; exit 2; }
 
+usage() { sed -n '2,/^set /{ /^set /d; s/^# \{0,1\}//p; }' "$0"; }
+
 # Mounts in a namespace of this command alone. What the machine knows of names and certificates
 # holds in the tree too.
 inside() { # inside DIR COMMAND...
@@ -83,7 +85,7 @@ fill() {
 
 case "${1:-}" in
     make)
-        [ $# -ge 4 ] || fail "make wants DIR SUITE ARCHIVE [KEYRING]; $0 has examples"
+        [ $# -ge 4 ] || fail "make wants DIR SUITE ARCHIVE [KEYRING]; $0 --help has examples"
         [ "$(id -u)" -eq 0 ] || fail "only root can make a root tree"
         mkdir -p "$2"
         dir=$(cd "$2" && pwd)
@@ -97,5 +99,6 @@ case "${1:-}" in
         [ -x "$2/opt/venv/bin/python" ] || fail "$2 is no tree with a Python; make it first"
         inside "$(cd "$2" && pwd)" "${@:3}"
         ;;
-    *) fail "first word: make or run; the head of $0 tells what they do" ;;
+    -h | --help) usage ;;
+    *) fail "first word: make or run; $0 --help tells what they do" ;;
 esac

@@ -416,8 +416,8 @@ class ProfilingSettings(Section):
     read_s: Annotated[float, Field(strict=True, ge=0, le=60)] = Field(
         default=2.0,
         description="At its end some of the job's files are read past the page cache, for this "
-        "long and 200 MiB at most, in seconds: how fast the storage is says what memory brings. "
-        "0: never, and memory is not planned by what was measured.",
+        "long (0 to 60) and 200 MiB at most, in seconds: how fast the storage is says what memory "
+        "brings. 0: never, and memory is not planned by what was measured.",
     )
 
 

@@ -17,6 +17,7 @@
     │   └── LedgerUnavailable  it cannot be written just now (full disk): tried again
     ├── LeaseError             a lease call was refused or failed
     │   ├── NoControllerError  no controller answers at that address
+    │   ├── UnknownJobError    the job that is asked about is not known, or not yet
     │   └── MungeError         munge cannot be used on this machine: nobody can be authenticated
     ├── CheckpointError        a checkpoint could not be written or trusted
     └── CacheError             the data cache of a job cannot be used
@@ -49,6 +50,7 @@ __all__ = [
     "SlurmTimeout",
     "SolverError",
     "SynergyError",
+    "UnknownJobError",
 ]
 
 
@@ -164,6 +166,10 @@ class LeaseError(SynergyError):
 
 class NoControllerError(LeaseError):
     """No controller answers at the address: it is stopped, or not reachable from here."""
+
+
+class UnknownJobError(LeaseError):
+    """The job that is asked about is not known, or not yet: an answer, and nobody's fault."""
 
 
 class MungeError(LeaseError):

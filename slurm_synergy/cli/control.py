@@ -15,7 +15,7 @@ from slurm_synergy.cli.holdings import holdings
 from slurm_synergy.cli.tables import print_table
 from slurm_synergy.config import DEFAULT_PATH, Settings, load_settings, parse_address
 from slurm_synergy.core.wording import clipped, percent
-from slurm_synergy.errors import ConfigError, LeaseError, NoControllerError
+from slurm_synergy.errors import ConfigError, LeaseError, NoControllerError, UnknownJobError
 
 __all__ = [
     "ENDPOINT_FILE",
@@ -161,6 +161,8 @@ def _refusal(err: Any, target: Target) -> LeaseError:
             f"no answer from the controller at {target.endpoint} (from {target.source}): "
             f"{details}; is slurm-synergyd running there?"
         )
+    if code == "NOT_FOUND":
+        return UnknownJobError(details)
     if code == "UNIMPLEMENTED":
         return LeaseError(f"the controller at {target.endpoint} is an older release: {details}")
     return LeaseError(f"the controller at {target.endpoint} refused: {details}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from slurm_synergy.cli.control import Target, ask, config_option, find_target
+from slurm_synergy.cli.control import Target, ask, find_target, options
 from slurm_synergy.cli.tables import print_table
 from slurm_synergy.cli.top_view import (
     NODE_COLUMNS,
@@ -36,7 +37,7 @@ _TABLES = (
 
 
 @click.command()
-@config_option
+@options
 @click.option(
     "--interval",
     "interval_s",
@@ -47,16 +48,23 @@ _TABLES = (
     help="Time between two pictures.",
 )
 @click.option("--once", is_flag=True, help="Print one picture and exit.")
-def top(config: Path | None, interval_s: float, once: bool) -> None:
+def top(config: Path | None, as_json: bool, interval_s: float, once: bool) -> None:
     """Watch nodes, GPUs and cores by job, data stalls, and the queue. Ctrl-C ends it.
 
     SHARE is the GPU-proportional number of cores, STALL the part of the time in which GPUs wait for
-    data. Where the output is no terminal the pictures are plain text.
+    data. Where the output is no terminal the pictures are plain text. With --json it is one
+    picture, as with --once: what status and jobs print.
     """
     target = find_target(config, os.environ)
-    if once:
+    if as_json:
+        click.echo(json.dumps({"status": ask(target, "status"), **ask(target, "jobs")}, indent=2))
+    elif once:
         _print(_picture(target))
-        return
+    else:
+        _watch(target, interval_s)
+
+
+def _watch(target: Target, interval_s: float) -> None:
     try:
         if sys.stdout.isatty():
             _live(target, interval_s)

@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError, Message
 from slurm_synergy.controller.auth import MAX_CREDENTIAL_BYTES, Authenticator
 from slurm_synergy.controller.leases import NotYetKnown, UnknownToken
 from slurm_synergy.controller.throttle import Buckets, Busy, Turns
-from slurm_synergy.errors import LeaseError, LedgerError, MungeError
+from slurm_synergy.errors import LeaseError, LedgerError, MungeError, UnknownJobError
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
@@ -219,6 +219,8 @@ def _status(err: Exception) -> tuple[grpc.StatusCode, str]:
         return grpc.StatusCode.RESOURCE_EXHAUSTED, text
     if isinstance(err, NotYetKnown | MungeError):
         return grpc.StatusCode.UNAVAILABLE, text
+    if isinstance(err, UnknownJobError):
+        return grpc.StatusCode.NOT_FOUND, text
     if isinstance(err, LeaseError):
         return grpc.StatusCode.FAILED_PRECONDITION, text
     if isinstance(err, LedgerError):
@@ -250,8 +252,8 @@ def answered(call: Callable[[Any, Any, str], Awaitable[_T]]) -> Callable[[Any, A
 
 
 def _note(refusals: _Refusals, peer: str, name: str, err: Exception) -> None:
-    if isinstance(err, NotYetKnown):
-        return  # everyday: a restart of a job that we have not read yet
+    if isinstance(err, NotYetKnown | UnknownJobError):
+        return  # everyday: a restart of a job that we have not read yet, a question about one
     if isinstance(err, MungeError):
         refusals.note("everybody", str(err))
     elif isinstance(err, LeaseError):

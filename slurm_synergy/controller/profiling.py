@@ -11,14 +11,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
 
 from slurm_synergy.cluster import Clock, Observation, ObservedJob
 from slurm_synergy.config import ProfilingSettings
 from slurm_synergy.controller.leases import LeaseBook
-from slurm_synergy.controller.probes import DataRead, Measured, Probe
+from slurm_synergy.controller.probes import DataRead, Measured
 from slurm_synergy.controller.profiling_data import data_of
 from slurm_synergy.controller.profiling_results import (
     MOST_OF_A_USER,
@@ -33,6 +32,7 @@ from slurm_synergy.controller.profiling_results import (
     span_of,
     target_of,
 )
+from slurm_synergy.controller.profiling_runs import FEWEST_POINTS, LEAST_POINT_S, Past, Run
 from slurm_synergy.controller.refining import ProfileWriter, Refiner
 from slurm_synergy.core.catalogue import CATALOGUE
 from slurm_synergy.core.model import (
@@ -45,20 +45,13 @@ from slurm_synergy.core.model import (
 )
 from slurm_synergy.errors import SynergyError
 from slurm_synergy.profiler.filling import held_up_elsewhere
-from slurm_synergy.profiler.sweep import Confidence, Measurement, Sweep, SweepSpan
+from slurm_synergy.profiler.sweep import Confidence, Sweep, SweepSpan
 
 __all__ = ["ProfileStore", "Profiler"]
 
 _LOG = logging.getLogger(__name__)
-_WARMUP_STEPS = 5
-# Batches that each worker of a loader has ready ahead, as PyTorch and DALI do unless told.
-_AHEAD = 2
-_LEAST_POINT_S = 5.0
-_ANSWER_MARGIN_S = 20.0
 _MOST_TRIES = 3
 _RETRY_S = 60.0
-# A cut sweep is worth keeping when it saw the top, the bottom and the proportional share.
-_FEWEST_POINTS = 3
 
 
 class ProfileStore(ProfileWriter, Protocol):
@@ -79,32 +72,6 @@ class ProfileStore(ProfileWriter, Protocol):
     def set_profile_key(self, job_id: int, key: str) -> None:
         """Remember which profile is that of a job that names none itself."""
         ...
-
-
-@dataclass(slots=True)
-class _Run:
-    target: Target
-    sweep: Sweep
-    began_s: float
-    deadline_s: float
-    cpus: int
-    number: int = 0
-    answer_by_s: float = 0.0
-    # The search is over: what is left is to read some of the data.
-    reading: bool = False
-
-
-@dataclass(slots=True)
-class _Past:
-    """What has been tried with one incarnation of a job."""
-
-    incarnation: int
-    tries: int = 0
-    not_before_s: float = 0.0
-    settled: bool = field(default=False)
-    stale: bool = False
-    # The epoch in which it was measured with data that no cache had yet.
-    cold_epoch: int | None = None
 
 
 class Profiler:
@@ -128,8 +95,8 @@ class Profiler:
         self._settings, self._leases, self._store = settings, leases, store
         self._clock, self._acting, self._later = clock, acting, later
         self._lock = threading.RLock()
-        self._runs: dict[int, _Run] = {}
-        self._past: dict[int, _Past] = {}
+        self._runs: dict[int, Run] = {}
+        self._past: dict[int, Past] = {}
         self._refiner = Refiner(leases, store, clock)
         # Above those of a controller before this one.
         self._numbers = numbers or count(int(clock.now_s() * 1000) + 1)
@@ -202,7 +169,7 @@ class Profiler:
 
     # Inside; the lock is held
 
-    def _look_after(self, run: _Run, now_s: float) -> None:
+    def _look_after(self, run: Run, now_s: float) -> None:
         job_id, probe = run.target.job_id, self._leases.probing(run.target.job_id)
         if run.reading:
             # The search is worth keeping without it too, also of a job that has ended.
@@ -244,15 +211,15 @@ class Profiler:
         known = {seen.job.job_id for seen in observation.jobs}
         self._past = {job_id: past for job_id, past in self._past.items() if job_id in known}
 
-    def _past_of(self, job_id: int) -> _Past:
+    def _past_of(self, job_id: int) -> Past:
         incarnation = self._leases.incarnation(job_id)
         past = self._past.get(job_id)
         if past is None or past.incarnation != incarnation:
-            past = self._past[job_id] = _Past(incarnation=incarnation or 0)
+            past = self._past[job_id] = Past(incarnation=incarnation or 0)
         return past
 
     def _consider(
-        self, seen: ObservedJob, past: _Past, nodes: Mapping[str, Node], now_s: float
+        self, seen: ObservedJob, past: Past, nodes: Mapping[str, Node], now_s: float
     ) -> None:
         """Begin to measure the job, unless it must wait or there is nothing to find out."""
         job_id, budget_s = seen.job.job_id, self._budget_s(seen)
@@ -262,7 +229,7 @@ class Profiler:
         owner_uid = self._leases.owner_uid(job_id, past.incarnation)
         key = seen.profile_key or own_key(owner_uid, told[0].program)
         names, gpus = lease.placement.nodes, {one.gpus for _, one in lease.placement.shares}
-        hopeless = budget_s < _FEWEST_POINTS * _LEAST_POINT_S or past.tries >= _MOST_TRIES
+        hopeless = budget_s < FEWEST_POINTS * LEAST_POINT_S or past.tries >= _MOST_TRIES
         if not key or len(gpus) != 1 or hopeless or is_anothers_own_key(key, owner_uid):
             past.settled = True
             return
@@ -299,7 +266,7 @@ class Profiler:
     def _begin(
         self, target: Target, span: SweepSpan, budget_s: float, lease: Lease, now_s: float
     ) -> None:
-        run = _Run(
+        run = Run(
             target=target,
             sweep=Sweep(span=span, most_points=self._settings.points),
             began_s=now_s,
@@ -313,85 +280,48 @@ class Profiler:
         )
         self._ask(run)
 
-    def _ask(self, run: _Run) -> None:
+    def _ask(self, run: Run) -> None:
         """Have the next point measured; without one the sweep is over."""
         cpus, now_s = run.sweep.next_cpus, self._clock.now_s()
         if cpus is None:
             self._read_data(run, now_s)
             return
-        left_s = run.deadline_s - now_s
-        if left_s <= 0:
+        if run.deadline_s <= now_s:
             self._cut(run, "it took too long")
             return
-        points_left = max(1, self._settings.points - len(run.sweep.points))
-        longest_s = max(_LEAST_POINT_S, left_s / points_left)
-        per_task = [max(1, count // run.target.tasks_per_node) for count in (run.cpus, cpus)]
-        run.number, run.cpus = next(self._numbers), cpus
-        run.answer_by_s = now_s + longest_s + _ANSWER_MARGIN_S
-        probe = Probe(
-            number=run.number,
-            # What the workers of before had fetched ahead, and the first batches of those of now.
-            warmup_steps=_WARMUP_STEPS + _AHEAD * per_task[0] + per_task[1],
-            steps=self._settings.steps,
-            longest_s=longest_s,
-        )
+        probe = run.next_point(next(self._numbers), cpus, self._settings, now_s)
         if self._leases.probe(run.target.job_id, probe, cpus) is None:
             self._cut(run, "its free cores went to others")
 
-    def _read_data(self, run: _Run, now_s: float) -> None:
+    def _read_data(self, run: Run, now_s: float) -> None:
         """Have some of the data read, with the cores that the job has anyway."""
         lease, read_s = self._leases.lease(run.target.job_id), self._settings.read_s
         if lease is None or read_s <= 0:
             self._finish(run, unread="profiling.read_s is 0" if lease else "the job has ended")
             return
-        run.number, run.reading = next(self._numbers), True
-        run.answer_by_s = now_s + read_s + _ANSWER_MARGIN_S
-        probe = Probe(
-            number=run.number,
-            warmup_steps=0,
-            steps=1,
-            longest_s=_LEAST_POINT_S,  # for launchers that know steps only
-            read_s=read_s,
-            readers=run.sweep.result().knee_cpus,
-        )
+        probe = run.last_reading(next(self._numbers), read_s, now_s)
         cpus = min(len(lease.cores.get(name, ())) for name in run.target.nodes)
         if self._leases.probe(run.target.job_id, probe, cpus) is None:
             self._finish(run, unread="its cores went to others")
 
-    def _take_in(self, run: _Run, answers: tuple[Measured, ...]) -> None:
+    def _take_in(self, run: Run, answers: tuple[Measured, ...]) -> None:
         if run.reading:
             self._finish(run, data_of(answers), unread="its launcher does not read data")
             return
         if not all(answer.steps for answer in answers):
             self._cut(run, f"its tasks could not be measured with {run.cpus} cores")
             return
-        # All tasks advance in step: the slowest one's word is the job's.
-        slowest = min(answers, key=lambda answer: answer.samples_per_s)
-        stalled = max(answers, key=lambda answer: answer.wait_share or 0.0)
-        nodes = len(run.target.nodes)
-        busy = stalled.busy_samples_per_s
-        run.sweep = run.sweep.fed(
-            Measurement(
-                cpus=run.cpus,
-                samples_per_s=slowest.samples_per_s / nodes,
-                iterations=min(answer.steps for answer in answers),
-                wait_share=stalled.wait_share,
-                busy_samples_per_s=busy / nodes if busy else None,
-            )
-        )
+        run.take_in(answers)
         self._ask(run)
 
-    def _cut(self, run: _Run, why: str) -> None:
+    def _cut(self, run: Run, why: str) -> None:
         """End a sweep early: kept, with low confidence, when it saw enough."""
-        run.sweep = run.sweep.cut(why)
-        seen = {point.cpus for point in run.sweep.points}
-        opening = {run.sweep.span.counts[0], run.sweep.span.counts[-1]}
-        if len(seen) >= _FEWEST_POINTS and seen >= opening | {run.sweep.span.proportional}:
+        if run.cut(why):
             self._finish(run)
         else:
             self._drop(run, why)
 
-    def _finish(self, run: _Run, data: DataRead | None = None, *, unread: str = "") -> None:
+    def _finish(self, run: Run, data: DataRead | None = None, *, unread: str = "") -> None:
         """Write down what was found, and give the cores back; ``unread``: why without ``data``."""
         job_id, result = run.target.job_id, run.sweep.result()
         target, told = run.target, self._leases.profiling(job_id)
@@ -436,12 +366,12 @@ class Profiler:
             f"; not sure: {result.why}" if result.why else "",
         )
 
-    def _drop(self, run: _Run, why: str) -> None:
+    def _drop(self, run: Run, why: str) -> None:
         self._forget(run)
         past = self._past_of(run.target.job_id)
         past.not_before_s = self._clock.now_s() + _RETRY_S * 2.0**past.tries
         _LOG.info("job %d: not measured to the end: %s", run.target.job_id, why)
 
-    def _forget(self, run: _Run) -> None:
+    def _forget(self, run: Run) -> None:
         self._runs.pop(run.target.job_id, None)
         self._leases.end_probe(run.target.job_id)

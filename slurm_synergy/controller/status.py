@@ -24,7 +24,7 @@ from slurm_synergy.core.catalogue import CATALOGUE
 from slurm_synergy.core.model import JobPhase, JobStatus, Node, Plan, Profile, Reason, Snapshot
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.snapshot import status_of
-from slurm_synergy.errors import LeaseError, ModelError
+from slurm_synergy.errors import ModelError, UnknownJobError
 from slurm_synergy.round import build_snapshot
 
 __all__ = ["StatusView"]
@@ -150,11 +150,11 @@ class StatusView:
         """Why the job waits or has what it has, by the last round.
 
         Everybody may ask about every job; what follows from hints is for owner and operators.
-        Raises LeaseError when that round does not know the job.
+        Raises UnknownJobError when that round does not know the job.
         """
         record, now, viewer = self._ledger.last_round(), self._now(), _user_name(viewer_uid)
         if record is None:
-            raise LeaseError("there was no round yet: ask again in a moment")
+            raise UnknownJobError("there was no round yet: ask again in a moment")
         current = status_of(now.snapshot) if now else {}
 
         def phase_now(job_id: int) -> JobPhase | None:
@@ -170,10 +170,10 @@ class StatusView:
             )
         except ModelError as err:
             if job.isascii() and job.isdigit() and int(job) in current:
-                raise LeaseError(
+                raise UnknownJobError(
                     f"job {job} came after round {record.snapshot.round}: the next round plans it"
                 ) from err
-            raise LeaseError(str(err)) from err
+            raise UnknownJobError(str(err)) from err
 
     def _now(self) -> _Now | None:
         """The last reading of Slurm with the leases as they are; None before the first reading."""

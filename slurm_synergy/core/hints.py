@@ -32,6 +32,8 @@ _PREFIX = "synergy:"
 # What Lua's %s is: to str.split() other characters are blanks too, such as U+00A0.
 _WORD = re.compile(r"[^ \t\n\v\f\r]+")
 _LIST_EXAMPLE = "--comment=synergy:profile=resnet18-imagenet,min_mem=20G"
+# Nine digits are the limit of the Lua side; fifteen are exact in its floats.
+_DIGITS, _MOST_DIGITS = 9, 15
 _MIB_PER_UNIT = {"M": 1, "G": 1024, "T": 1024 * 1024}
 
 
@@ -61,22 +63,20 @@ class Hints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Key:
-    """How one hint is read and written. ``parse`` gives None for a malformed value."""
+    """How one hint is read and written.
+
+    ``parse`` gives None for a wrong value, which ``wrong`` says of it.
+    """
 
     field: str
     parse: Callable[[str], Any]
     show: Callable[[Any], str]
     example: str
+    wrong: str = "is malformed"
 
 
-def _positive(text: str) -> int | None:
-    # Nine digits are the limit of the Lua side.
-    return int(text) or None if re.fullmatch(r"[0-9]{1,9}", text) else None
-
-
-def _amount_of_work(text: str) -> int | None:
-    # Fifteen digits are exact in the floats of the Lua side.
-    return int(text) or None if re.fullmatch(r"[0-9]{1,15}", text) else None
+def _positive(text: str, digits: int = _DIGITS) -> int | None:
+    return int(text) or None if re.fullmatch(rf"[0-9]{{1,{digits}}}", text) else None
 
 
 def _batch(text: str) -> tuple[int, int] | None:
@@ -118,8 +118,14 @@ def _types(text: str) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(names))
 
 
-def _number(field: str, example: str, parse: Callable[[str], int | None] = _positive) -> _Key:
-    return _Key(field=field, parse=parse, show=str, example=example)
+def _number(field: str, example: str, digits: int = _DIGITS) -> _Key:
+    return _Key(
+        field=field,
+        parse=lambda text: _positive(text, digits),
+        show=str,
+        example=example,
+        wrong=f"is not a whole number from 1 to {'9' * digits}",
+    )
 
 
 _KEYS: Mapping[str, _Key] = MappingProxyType(
@@ -133,8 +139,8 @@ _KEYS: Mapping[str, _Key] = MappingProxyType(
         "min_mem": _Key(
             field="min_mem_mib", parse=_size_mib, show=_show_size, example="min_mem=20G"
         ),
-        "samples": _number("samples", "samples=1281167", _amount_of_work),
-        "epochs": _number("epochs", "epochs=90", _amount_of_work),
+        "samples": _number("samples", "samples=1281167", _MOST_DIGITS),
+        "epochs": _number("epochs", "epochs=90", _MOST_DIGITS),
         "batch": _Key(
             field="batch", parse=_batch, show=_show_batch, example="batch=256 or batch=128-4096"
         ),
@@ -213,7 +219,7 @@ def parse_hints(comment: str) -> Hints:
             raise HintError(f"the hint {name} is given twice; give it once: {key.example}")
         value = key.parse(text)
         if value is None:
-            raise HintError(f"the hint {name}={text} is malformed; write {key.example}")
+            raise HintError(f"the hint {name}={text} {key.wrong}; write {key.example}")
         found[key.field] = value
     hints = Hints(**found)
     if hints.min_gpus and hints.max_gpus and hints.min_gpus > hints.max_gpus:

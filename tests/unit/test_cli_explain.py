@@ -76,7 +76,7 @@ def test_a_waiting_job_is_explained_by_the_controller(
 
 
 def test_what_happened_since_the_round_is_told(
-    world: ServiceWorld, capsys: pytest.CaptureFixture[str]
+    world: ServiceWorld, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     filled(world)
     world.grant(2, 4, uid=UID)
@@ -88,7 +88,8 @@ def test_what_happened_since_the_round_is_told(
     for job, told in (("99", "job 99 is not among the 2 jobs"), ("x", "'x' is no job id")):
         ran = Ran(capsys, "explain", job)
         assert (ran.status, ran.out) == (1, "")
-        assert told in ran.err
+        assert ran.err.startswith(f"synergyctl: {told}")
+    assert caplog.text == "", "a question is no reason for a line in the controller's log"
     assert "at most 32 characters" in Ran(capsys, "explain", "9" * 40).err
 
 
@@ -166,6 +167,10 @@ def test_one_picture_of_nodes_jobs_and_queue(
     assert running[:8] == ["1", ME, "job-1", "running", "2", "10", "6", "49"]
     assert shown[9].split()[:5] == ["2", ME, "job-2", "2", "0"]
     assert shown[9].endswith(WAITS.text)
+    content = json.loads(Ran(capsys, "top", "--once", "--json").out)
+    assert content["jobs"] == json.loads(Ran(capsys, "jobs", "--json").out)["jobs"]
+    assert set(content["status"]) == documented("status") and set(content) == {"status", "jobs"}
+    assert json.loads(Ran(capsys, "top", "--json").out)["status"]["round"] == 3
 
 
 def test_stalls_and_what_is_told_of_a_job(world: ServiceWorld) -> None:

@@ -504,6 +504,8 @@ def test_well_formed_hints_are_accepted_beside_the_users_own_comment(lua: Lua, h
         ("batch=1000000000", "write batch=256"),
         ("max_gpus=", "write max_gpus=16"),
         ("max_gpus=0", "write max_gpus=16"),
+        ("scale_unit=0", "scale_unit=0 is not a whole number from 1 to 999999999; write scale_"),
+        ("epochs=0", "is not a whole number from 1 to 999999999999999; write epochs=90"),
         ("max_gpus=4.5", "write max_gpus=16"),
         ("max_gpus=-4", "write max_gpus=16"),
         ("max_gpus=4,max_gpus=5", "given twice"),
@@ -528,8 +530,9 @@ def test_bad_hints_are_refused_with_an_example(lua: Lua, hints: str, what: str) 
     assert what in answer.user
     # What only the cluster can know is Lua's alone; the grammar is the same in Python.
     if hints not in ("gpu_types=h100", "gpu_types=a100"):
-        with pytest.raises(HintError):
+        with pytest.raises(HintError) as caught:
             parse_hints(f"synergy:{hints}")
+        assert "whole number" not in what or what in str(caught.value)
 
 
 def test_lists_up_to_the_same_length_are_taken_as_in_python(lua: Lua) -> None:
@@ -769,11 +772,16 @@ def test_the_tasks_of_an_elastic_job_are_no_fixed_number_per_node(lua: Lua) -> N
 
 
 def test_a_rigid_job_keeps_its_tasks_and_is_not_marked_as_elastic(lua: Lua) -> None:
-    for hints in ("elastic=rigid", "max_gpus=8"):
+    for hints, told in (
+        ("elastic=rigid", ""),
+        ("max_gpus=8", "it asks for: max_gpus has no effect"),
+        ("elastic=rigid,scale_unit=2,min_gpus=2", "min_gpus and scale_unit have no effect"),
+    ):
         answer = lua.submit(
             comment=f"synergy:{hints}", tres_per_node="gres:gpu:2", ntasks_per_node=2
         )
         assert answer.accepted, answer.user
+        assert told in answer.user and bool(told) is ("without the hint elastic=" in answer.user)
         assert answer.fields["ntasks_per_node"] == "2"
         assert "elastic" not in answer.mark
         assert "SYNERGY_ELASTIC" not in answer.env

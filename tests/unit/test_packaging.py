@@ -284,3 +284,12 @@ def test_a_place_that_cannot_be_used_is_refused_before_anything_is_done(
     assert done.returncode == 2
     assert "install: " in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_head_of_slurm_tree_is_its_help() -> None:
+    script = str(ROOT / "scripts" / "slurm-tree.sh")
+    shown = subprocess.run([script, "--help"], capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("Tests on another Slurm release")
+    assert "make DIR SUITE ARCHIVE [KEYRING]" in shown.stdout and "set -e" not in shown.stdout
+    wrong = subprocess.run([script, "start"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2 and "--help tells what they do" in wrong.stderr
