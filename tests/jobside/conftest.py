@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from forks import Forks
 
 if TYPE_CHECKING:
-    from forks import Forks
     from torchjob import Job
 
 
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 def forks(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Forks]:
-    """Programs with what the test module's PRELOAD names imported already."""
-    from forks import Forks
-
-    made = Forks(tmp_path_factory.mktemp("forks"), *request.module.PRELOAD)
+    """Programs with torch imported already, or with what the test module's PRELOAD names."""
+    modules = getattr(request.module, "PRELOAD", None)
+    if modules is None:
+        yield request.getfixturevalue("torch_forks")
+        return
+    made = Forks(tmp_path_factory.mktemp("forks"), *modules)
     yield made
     made.close()
 

@@ -13,7 +13,10 @@ import pytest
 from inprocess import ROOT, lease
 from torchjob import Job
 
-pytest.importorskip("sklearn")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("sklearn") is None,
+    reason="scikit-learn is not installed (extra `examples`)",
+)
 
 
 def load_example() -> ModuleType:

@@ -16,7 +16,6 @@ from launchers import Launchers, ended, free_port
 from slurm_synergy.jobside.board import Board
 
 PROGRAM = str(Path(__file__).with_name("adaptive_program.py"))
-PRELOAD = ("torch.distributed", "torch.nn.parallel", "torch.utils.data", "torch._dynamo")
 
 
 def run(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,11 +10,13 @@ import pytest
 pytest.importorskip("nvidia.dali", reason="DALI is not installed: pip install nvidia-dali-cuda120")
 
 from dali_pipelines import write_files
-from inprocess import finish, injected, lease, start
+from forks import Forks
+from inprocess import finish, injected, lease, start, wait_for
 
 from slurm_synergy.jobside.binding import pin_tree
 from slurm_synergy.jobside.board import Board
 
+PRELOAD = ("nvidia.dali.fn", "nvidia.dali.plugin.pytorch")
 SCRIPT = """
 import sys
 import nvidia.dali.fn as fn
@@ -34,7 +34,16 @@ for _ in range(2):
     print(made.num_threads, sorted(int(n) for (part,) in loader for n in part["label"]))
 """
 # Goes on when it is told to, so that its threads can be looked at.
-WAITING = SCRIPT + "print('ready', flush=True); sys.stdin.readline(); next(loader)\n"
+WAITING = (
+    SCRIPT
+    + """
+import os, pathlib, time
+pathlib.Path(os.environ["READY"]).touch()
+while not pathlib.Path(os.environ["GO"]).exists():
+    time.sleep(0.02)
+next(loader)
+"""
+)
 
 
 @pytest.fixture
@@ -44,13 +53,22 @@ def board(tmp_path: Path) -> Board:
     return made
 
 
+def _written(tmp_path: Path, text: str) -> str:
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    return str(script)
+
+
 @pytest.mark.parametrize("cache", ["0", "1"])
 def test_an_unchanged_script_takes_the_leases_threads_and_reports(
-    board: Board, tmp_path: Path, cache: str
+    board: Board, tmp_path: Path, forks: Forks, cache: str
 ) -> None:
     files = write_files(tmp_path / "data", 10)
     more = {"SYNERGY_CACHE": cache, "SYNERGY_CACHE_MIB": "1", "SYNERGY_CACHE_DIR": str(tmp_path)}
-    status, out, err = finish(start(["-c", SCRIPT, *files], injected(board, None, **more)))
+    words, environment = [_written(tmp_path, SCRIPT), *files], injected(board, None, **more)
+    # One of them is started as jobs are.
+    process = forks.start(words, environment) if cache == "1" else start(words, environment)
+    status, out, err = finish(process)
     assert (status, err) == (0, "")
     assert out == f"3 {list(range(10))}\n" * 2
     report = board.read_report()
@@ -59,24 +77,16 @@ def test_an_unchanged_script_takes_the_leases_threads_and_reports(
     assert len(list(tmp_path.glob("synergy-cache-*"))) == int(cache)
 
 
-def test_switched_off_it_does_nothing(board: Board, tmp_path: Path) -> None:
+def test_dalis_threads_follow_a_new_binding_at_once(
+    board: Board, tmp_path: Path, forks: Forks
+) -> None:
     files = write_files(tmp_path / "data", 10)
-    environment = injected(board, None, SYNERGY_INJECT="0")
-    status, out, err = finish(start(["-c", SCRIPT, *files], environment))
-    assert (status, err) == (0, "") and out.startswith("7 ")
-    assert board.read_report().step == 0
-
-
-def test_dalis_threads_follow_a_new_binding_at_once(board: Board, tmp_path: Path) -> None:
-    files = write_files(tmp_path / "data", 10)
-    process = subprocess.Popen(
-        [sys.executable, "-c", WAITING, *files], env=injected(board, None), text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    ready, go = tmp_path / "ready", tmp_path / "go"
+    environment = injected(board, None, READY=str(ready), GO=str(go))
+    process = forks.start([_written(tmp_path, WAITING), *files], environment)
     try:
-        assert process.stdout is not None and process.stdin is not None
-        while process.stdout.readline() != "ready\n":
-            assert process.poll() is None
+        wait_for(lambda: ready.exists() or process.poll() is not None, "pipeline", 120)
+        assert process.poll() is None
         one = min(os.sched_getaffinity(0))
         assert pin_tree(process.pid, {one}).wrong == 0  # as the launcher does with a new lease
         threads = {
@@ -85,12 +95,10 @@ def test_dalis_threads_follow_a_new_binding_at_once(board: Board, tmp_path: Path
         }
         assert len([name for name in threads.values() if "[DALI]" in name]) >= 3
         assert {frozenset(os.sched_getaffinity(tid)) for tid in threads} == {frozenset({one})}
-        process.stdin.write("\n")
-        process.stdin.flush()
-        assert process.wait(timeout=120) == 0
+        go.touch()
+        assert process.wait(120) == 0
     finally:
         process.kill()
-        process.communicate()
 
 
 STOPPED = """
@@ -120,14 +128,16 @@ for epoch in synergy.epochs(2):
 """
 
 
-def test_a_stopped_script_goes_on_in_a_new_process(board: Board, tmp_path: Path) -> None:
-    files = write_files(tmp_path / "data", 10)
+def test_a_stopped_script_goes_on_in_a_new_process(
+    board: Board, tmp_path: Path, forks: Forks
+) -> None:
+    files, script = write_files(tmp_path / "data", 10), _written(tmp_path, STOPPED)
     environment = injected(board, tmp_path / "checkpoints")
-    status, before, err = finish(start(["-c", STOPPED, "stop", *files], environment))
+    status, before, err = finish(forks.start([script, "stop", *files], environment))
     assert status == 85, err
     assert 6 <= len(before.splitlines()) < 10
     board.write_lease(lease(3))
-    status, after, err = finish(start(["-c", STOPPED, "go", *files], environment))
+    status, after, err = finish(forks.start([script, "go", *files], environment))
     assert status == 0, err
     lines = [line.partition("[")[0].split() for line in (before + after).splitlines()]
     for epoch in "01":

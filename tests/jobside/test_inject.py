@@ -13,10 +13,44 @@ from slurm_synergy.jobside.board import Board
 
 LOADER = """
 import torch
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader
 loader = DataLoader(list(range(10)), batch_size=3, shuffle=True)
 print(type(iter(loader)).__name__, sorted(int(v) for b in loader for v in b))
 """
+ROOMS = """
+import sys
+import slurm_synergy.jobside as synergy
+synergy.register(); synergy.resume(); list(synergy.iterate([1]))
+print(*sorted(name.partition('.')[0] for name in sys.modules))
+print(*sorted(name for name in sys.modules if name.startswith('slurm_synergy.')))
+"""
+FINDER = """
+import inspect, torch.utils.data as data
+print(type(data.__loader__).__name__, type(data.__spec__.loader).__name__)
+print(inspect.signature(data.DataLoader.__init__).parameters["dataset"].name)
+assert "class DataLoader" in inspect.getsource(data.DataLoader)
+"""
+# Where nothing is to be patched: an import of the real one takes seconds.
+NO_TORCH = {
+    "torch/__init__.py": "",
+    "torch/utils/__init__.py": "",
+    "torch/utils/data.py": """
+class DataLoader:
+    def __init__(self, data, batch_size, shuffle):
+        self.data = data
+    def __iter__(self):
+        return _SingleProcessDataLoaderIter(self.data)
+class _SingleProcessDataLoaderIter:
+    def __init__(self, data):
+        self.rest = [[number] for number in data]
+    def __iter__(self):
+        return self
+    def __next__(self):
+        if not self.rest:
+            raise StopIteration
+        return self.rest.pop(0)
+""",
+}
 
 
 @pytest.fixture
@@ -32,16 +66,39 @@ def _run(program: str, environment: dict[str, str]) -> tuple[str, str]:
     return out.strip(), err.strip()
 
 
-def test_an_unchanged_script_becomes_lease_aware(board: Board) -> None:
-    out, err = _run(LOADER, injected(board, None))
-    assert out == f"generator {list(range(10))}"
+def _write_torch(place: Path) -> str:
+    """The directory of a package that has torch's name, and a loader to be left as it is."""
+    for name, text in NO_TORCH.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(text)
+    return str(place)
+
+
+def _check_rooms(everything: str, ours: str) -> None:
+    foreign = {"grpc", "google", "pydantic", "yaml", "click", "psutil", "rich"}
+    assert not foreign & set(everything.split())
+    allowed = ("slurm_synergy.jobside", "slurm_synergy.errors")
+    assert all(name.startswith(allowed) for name in ours.split())
+
+
+def test_an_unchanged_script_becomes_lease_aware_and_loads_only_what_it_needs(
+    board: Board,
+) -> None:
+    out, err = _run(LOADER + FINDER + ROOMS, injected(board, None))
+    loader, loaders, first, *modules = out.splitlines()
+    assert loader == f"generator {list(range(10))}"
     assert err == ""
-    assert board.read_report().step == 4
+    assert board.read_report().step == 5  # four batches, and one of what loads the rest
+    # The finder's loader looks like the original.
+    assert (loaders.split(), first) == (["SourceFileLoader", "SourceFileLoader"], "dataset")
+    _check_rooms(*modules)
 
 
 @pytest.mark.parametrize("off", [{"SYNERGY_INJECT": "0"}, {"SYNERGY_BOARD": ""}], ids=str)
-def test_switched_off_it_does_nothing(board: Board, off: dict[str, str]) -> None:
-    out, err = _run(LOADER, {**injected(board, None), **off})
+def test_switched_off_it_does_nothing(board: Board, tmp_path: Path, off: dict[str, str]) -> None:
+    environment = {**injected(board, None), **off}
+    environment["PYTHONPATH"] += f":{_write_torch(tmp_path / 'packages')}"
+    out, err = _run(LOADER, environment)
     assert out.startswith("_SingleProcessDataLoaderIter") and err == ""
 
 
@@ -88,11 +145,14 @@ def test_a_broken_sitecustomize_of_the_user_is_reported_as_always(
 def test_a_failing_hook_costs_one_line_and_the_program_runs(board: Board, tmp_path: Path) -> None:
     # A copy of the package in which the loader part cannot be imported.
     package = tmp_path / "slurm_synergy"
-    shutil.copytree(ROOT / "slurm_synergy" / "jobside", package / "jobside")
+    # Byte code comes and goes while other tests import the package.
+    left = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "slurm_synergy" / "jobside", package / "jobside", ignore=left)
     (package / "__init__.py").touch()
     (package / "jobside" / "torch_loader.py").write_text("raise RuntimeError('broken')\n")
-    environment = {**injected(board, None), "PYTHONPATH": str(package / "jobside" / "inject")}
-    out, err = _run(LOADER, environment)
+    torch = _write_torch(tmp_path / "packages")
+    path = f"{package / 'jobside' / 'inject'}:{torch}"
+    out, err = _run(LOADER, {**injected(board, None), "PYTHONPATH": path})
     assert out.startswith("_SingleProcessDataLoaderIter")
     assert err == "slurm-synergy: the data loader is left as it is: RuntimeError: broken"
 
@@ -118,35 +178,11 @@ def test_the_hook_imports_nothing_that_python_had_not_imported(board: Board) -> 
     assert added <= {"sitecustomize", "importlib.machinery", "importlib.util", "importlib._abc"}
 
 
-@pytest.mark.parametrize("torch", ["", "import torch.utils.data"], ids=["plain", "torch"])
-def test_a_training_process_loads_nothing_of_the_other_rooms(board: Board, torch: str) -> None:
-    program = f"""
-import sys
-{torch}
-import slurm_synergy.jobside as synergy
-synergy.register(); synergy.resume(); list(synergy.iterate([1]))
-print(*sorted(name.partition('.')[0] for name in sys.modules))
-print(*sorted(name for name in sys.modules if name.startswith('slurm_synergy.')))
-"""
-    out, _err = _run(program, injected(board, None))
+def test_a_plain_process_loads_nothing_of_the_other_rooms(board: Board) -> None:
+    out, _err = _run(ROOMS, injected(board, None))
     everything, ours = out.splitlines()
-    foreign = {"grpc", "google", "pydantic", "yaml", "click", "psutil", "rich"}
-    assert not foreign & set(everything.split())
-    if not torch:
-        assert not {"torch", "numpy"} & set(everything.split())
-    allowed = ("slurm_synergy.jobside", "slurm_synergy.errors")
-    assert all(name.startswith(allowed) for name in ours.split())
-
-
-def test_the_finders_loader_looks_like_the_original(board: Board) -> None:
-    program = """
-import inspect, torch.utils.data as data
-print(type(data.__loader__).__name__, type(data.__spec__.loader).__name__)
-print(inspect.signature(data.DataLoader.__init__).parameters["dataset"].name)
-assert "class DataLoader" in inspect.getsource(data.DataLoader)
-"""
-    out, err = _run(program, injected(board, None))
-    assert out.split() == ["SourceFileLoader", "SourceFileLoader", "dataset"] and err == ""
+    assert not {"torch", "numpy"} & set(everything.split())
+    _check_rooms(everything, ours)
 
 
 def test_this_interpreter_was_not_touched() -> None:

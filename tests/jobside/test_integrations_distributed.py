@@ -19,13 +19,6 @@ from slurm_synergy.errors import CheckpointError
 from slurm_synergy.jobside.board import Board
 
 PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "train_distributed.py"
-PRELOAD = (
-    "slurm_synergy.jobside.integrations.fsdp",
-    "torch.distributed.fsdp",
-    "torch.nn.parallel",
-    "torch.utils.data",
-    "torch._dynamo",
-)
 SAMPLES, BATCH, EPOCHS = 720, 12, 2
 STEPS = EPOCHS * SAMPLES // BATCH
 

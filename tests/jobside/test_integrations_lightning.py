@@ -8,6 +8,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,13 @@ from torchjob import Job, stop
 from slurm_synergy.errors import CheckpointError
 from slurm_synergy.jobside.session import LeaseEnded
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of the library's own imports
-    lightning = pytest.importorskip(
-        "lightning.pytorch", reason="lightning is not installed (extra `integrations`)"
-    )
-
-pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.skipif(
+        find_spec("lightning") is None,
+        reason="lightning is not installed (extra `integrations`)",
+    ),
+    pytest.mark.filterwarnings("ignore:::lightning", "ignore::FutureWarning"),
+]
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SAMPLES, BATCH = 400, 16
 STEPS_OF_AN_EPOCH = SAMPLES // BATCH
@@ -33,31 +34,33 @@ STEPS_OF_AN_EPOCH = SAMPLES // BATCH
 def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The module examples/train_lightning.py."""
     monkeypatch.syspath_prepend(EXAMPLES)
-    import train_lightning
+    # Here, not at the top: every worker reads this file, one of them runs it.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the library's own imports
+        import train_lightning
 
     yield train_lightning
     del sys.modules["train_lightning"]
 
 
-class StopAfter(lightning.Callback):
-    """Asks for a stop while the batch of that number is being used."""
+def at_batch(number: int, act: Callable[[], None]) -> Any:
+    """A callback that acts while the batch of that number is being used."""
+    from lightning.pytorch import Callback
 
-    def __init__(self, job: Job, batches: int) -> None:
-        self._job, self._left = job, batches
+    class AtBatch(Callback):
+        left = number
 
-    def on_train_batch_start(self, *_: Any) -> None:
-        self._left -= 1
-        if self._left == 0:
-            stop(self._job.boards[-1])
+        def on_train_batch_start(self, *_: Any) -> None:
+            self.left -= 1
+            if self.left == 0:
+                act()
+
+    return AtBatch()
 
 
-class TermAfter(StopAfter):
-    """Sends SIGTERM to this process, as Slurm does at the time limit, while a batch is used."""
-
-    def on_train_batch_start(self, *_: Any) -> None:
-        self._left -= 1
-        if self._left == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
+def terminate() -> None:
+    """SIGTERM to this process, as Slurm sends at the time limit."""
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def run(
@@ -68,7 +71,7 @@ def run(
     common = [f"--samples={SAMPLES}", f"--batch-size={BATCH}", "--epochs=3", "--workers=1", "--cpu"]
     parsed = example.parse([*common, f"--out={out}", *options])
     try:
-        example.train(parsed, [StopAfter(job, stop_after)])
+        example.train(parsed, [at_batch(stop_after, lambda: stop(job.boards[-1]))])
     except LeaseEnded as ended:
         assert ended.code == 85 and job.boards[-1].read_report().checkpoint_done
         return True
@@ -109,7 +112,7 @@ def test_sigterm_saves_although_lightning_has_a_handler_of_its_own(
     options = [f"--samples={SAMPLES}", f"--batch-size={BATCH}", "--epochs=1", "--workers=0"]
     parsed = example.parse([*options, "--cpu", f"--out={tmp_path / 'out'}"])
     with pytest.raises(LeaseEnded) as ended:
-        example.train(parsed, [TermAfter(job, 7)])
+        example.train(parsed, [at_batch(7, terminate)])
     assert ended.value.code == 143 and job.boards[-1].read_report().checkpoint_done
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000000007"]
     signal.signal(signal.SIGTERM, before)

@@ -150,7 +150,13 @@ def test_nothing_is_wrapped_without_a_word_of_the_author() -> None:
 
 @pytest.mark.parametrize(
     ("lease_mib", "asked", "switch", "has"),
-    [(0, "", "", False), (9, "", "", True), (0, "9", "", True), (9, "9", "0", False)],
+    [
+        (0, "", "", False),
+        (9, "", "", True),
+        (0, "9", "", True),
+        (9, "9", "0", False),
+        (9, "", "no", False),
+    ],
 )
 def test_there_is_a_cache_only_where_memory_is_known(
     monkeypatch: pytest.MonkeyPatch, lease_mib: int, asked: str, switch: str, has: bool

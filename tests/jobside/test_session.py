@@ -21,7 +21,6 @@ from slurm_synergy.jobside.board import Board
 from slurm_synergy.jobside.session import Session
 
 DIGITS = ROOT / "examples" / "train_digits.py"
-PRELOAD = ("torch.utils.data", "torch._dynamo", "sklearn.datasets")
 
 COUNTING = """
 import sys, time

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from adaptive_program import PER_SAMPLE_VARIANCE
 from fake_controller import until
+from forks import Forks
 from inprocess import ROOT
 from launchers import free_port
 from service_world import ServiceWorld
@@ -105,7 +105,7 @@ def learned(controller: Controller, holds: Callable[[Scaling], bool], what: str)
 
 
 def test_an_adaptive_training_tells_its_steps_and_its_noise(
-    controller: Controller, rig: Rig, tmp_path: Path
+    controller: Controller, rig: Rig, forks: Forks, tmp_path: Path
 ) -> None:
     controller.runs(Elasticity.ADAPTIVE)
     words = ("adaptive_program.py", str(tmp_path), "60000", "1", "8", "256", "16", "SGD", "")
@@ -114,7 +114,7 @@ def test_an_adaptive_training_tells_its_steps_and_its_noise(
     rig.env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     for rank in ("0", "1"):
         own = {"SLURM_PROCID": rank, "SLURM_LOCALID": rank, "RANK": rank, "LOCAL_RANK": rank}
-        rig.start(sys.executable, str(program), *words[1:], str(PAUSE_S), **own)
+        rig.start(*forks.python, str(program), *words[1:], str(PAUSE_S), **own)
     first = learned(controller, lambda one: one.statistics.variance > 0, "a belief")
     speed = first.speeds["v100"]
     assert (speed.explored_gpus, speed.local_most) == (2, 16)
@@ -131,14 +131,14 @@ def test_an_adaptive_training_tells_its_steps_and_its_noise(
 
 
 def test_a_training_that_is_new_tries_batch_sizes_and_goes_on_with_its_own(
-    controller: Controller, rig: Rig, tmp_path: Path
+    controller: Controller, rig: Rig, forks: Forks, tmp_path: Path
 ) -> None:
     """One copy of the model, on the two GPUs that it is split over."""
     seen = controller.runs(Elasticity.ADAPTIVE, batch=(8, 12), scale_unit=2)
     arguments = ("60000", "1", "8", "12", "16", "SGD", "", str(PAUSE_S))
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     rig.start(
-        sys.executable,
+        *forks.python,
         str(Path(__file__).with_name("adaptive_program.py")),
         str(tmp_path),
         *arguments,
@@ -166,11 +166,11 @@ def test_a_training_that_is_new_tries_batch_sizes_and_goes_on_with_its_own(
 
 
 def test_a_training_that_never_changes_its_batch_is_learned_from_its_progress(
-    controller: Controller, rig: Rig, tmp_path: Path
+    controller: Controller, rig: Rig, forks: Forks, tmp_path: Path
 ) -> None:
     controller.runs(Elasticity.STRONG_SCALING)
     rig.start(
-        sys.executable,
+        *forks.python,
         str(ROOT / "examples" / "train_distributed.py"),
         f"--step-seconds={PAUSE_S}",
         "--samples=60000",

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from accounts import OrdinaryUser
+from forks import Forks
 
 from slurm_synergy.devcluster import DevCluster, missing_programs
 from slurm_synergy.errors import DevClusterError
@@ -73,6 +74,12 @@ def as_user() -> Iterator[OrdinaryUser]:
     shutil.rmtree(home, ignore_errors=True)
 
 
+@pytest.fixture(scope="session")
+def torch_python(torch_forks: Forks) -> str:
+    """What a job's script has for ``python``, with torch imported already: see forks.py."""
+    return " ".join(torch_forks.python)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -107,6 +114,6 @@ def eventually() -> Callable[..., None]:
         while not holds():
             if time.monotonic() > deadline_s:
                 pytest.fail(f"{what}: not within {timeout_s:g} s")
-            time.sleep(0.1)
+            time.sleep(0.2)
 
     return wait

@@ -6,9 +6,8 @@ import json
 import os
 import re
 import socket
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +60,8 @@ class Step:
 class ScriptedController(ControllerProcess):
     """The controller with the policy ``scripted``, on one port over restarts."""
 
+    entry = Path(__file__).with_name("scripted_daemon.py")
+
     def __init__(self, cluster: DevCluster, home: Path, **settings: Any) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -87,13 +88,10 @@ class ScriptedController(ControllerProcess):
         target = Target(endpoint=self.endpoint, source="test", munge_socket=socket_path)
         return next(job for job in ask(target, "jobs")["jobs"] if job["job_id"] == job_id)
 
-    def command(self, *options: str) -> list[str]:
+    def variables(self) -> dict[str, str]:
         """See ``ControllerProcess``."""
-        env = [f"SYNERGY_SCRIPT={self.script}"]
-        if self.fault:
-            env.append(f"SYNERGY_FAULT_AT={self.fault}")
-        program = [sys.executable, str(Path(__file__).with_name("scripted_daemon.py"))]
-        return ["env", *env, *program, "--config", str(self.config), *options]
+        fault = {"SYNERGY_FAULT_AT": self.fault} if self.fault else {}
+        return {"SYNERGY_SCRIPT": str(self.script), **fault}
 
     def died(self) -> bool:
         """Whether it has ended by itself."""
@@ -103,14 +101,19 @@ class ScriptedController(ControllerProcess):
 class ElasticJob:
     """A DistributedDataParallel training whose GPUs change, and its log."""
 
-    def __init__(self, slurm: Slurm, daemon: ControllerProcess, name: str = "elastic") -> None:
-        self._slurm, self._daemon, self.name = slurm, daemon, name
+    def __init__(
+        self, slurm: Slurm, daemon: ControllerProcess, python: str, name: str = "elastic"
+    ) -> None:
+        self._slurm, self._daemon, self._python, self.name = slurm, daemon, python, name
         self.out = slurm.home / f"{name}.jsonl"
         self.checkpoints = slurm.home / f"{name}-checkpoints"
         self.job_id = 0
 
     def submit(
-        self, *options: str, hints: str = "elastic=scale,max_gpus=8", program: str = ""
+        self,
+        *options: str,
+        hints: str = "elastic=scale,max_gpus=8",
+        program: Sequence[object] = (),
     ) -> ElasticJob:
         """Submit it, as a job of one GPU unless ``options`` say else; or another ``program``."""
         exports = {
@@ -121,10 +124,9 @@ class ElasticJob:
             "GLOO_SOCKET_IFNAME": "lo",
         }
         lines = "".join(f"export {key}='{value}'\n" for key, value in exports.items())
-        program = program or (
-            f"{sys.executable} {PROGRAM} --samples={SAMPLES} --batch-size={BATCH} "
-            f"--epochs={EPOCHS} --workers=0 --step-seconds=0.1 --out={self.out}"
-        )
+        words = [PROGRAM, f"--samples={SAMPLES}", f"--batch-size={BATCH}", f"--epochs={EPOCHS}"]
+        words += ["--workers=0", "--step-seconds=0.1", f"--out={self.out}"]
+        words = " ".join(map(str, program or words))
         self.job_id = self._slurm.submit(
             f"--job-name={self.name}",
             "--gres=gpu:1",
@@ -132,7 +134,7 @@ class ElasticJob:
             "--open-mode=append",
             f"--comment=synergy:{hints},grace_s=90",
             *options,
-            script=f"{lines}{SRUN} {program}\n",
+            script=f"{lines}{SRUN} {self._python} {words}\n",
             wrapped=False,
         )
         return self

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,6 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
+from forks import Forked, Forks
 
 from slurm_synergy.config import Settings, load_settings
 from slurm_synergy.devcluster import DevCluster
@@ -24,22 +30,40 @@ __all__ = ["ControllerProcess", "Slurm", "controller", "slurm"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
+# Each look at a job is a process: with several tests at a time they are to leave them the cores.
+_LOOK_AGAIN_S = 0.25
+
 # A script that names the wrapper is admitted as one whose tasks obey leases. These tests need only
 # its allocation, so nothing calls it.
 WRAPPED = "if false; then synergy-srun true; fi\n"
 
 
+@functools.cache
+def _controllers() -> Forks:
+    """Where controllers are forked, as long as this process lives."""
+    place = Path(tempfile.mkdtemp(prefix="synergy-controllers-"))
+    made = Forks(place, "slurm_synergy.cli.synergyd", "slurm_synergy.controller.daemon")
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    atexit.register(made.close)
+    return made
+
+
 class ControllerProcess:
     """``slurm-synergyd`` as a process of its own, with a state directory that outlives it.
 
-    Settings are fast ones for tests; ``settings`` (nested like the file) change them.
+    Settings are fast ones for tests; ``settings`` (nested like the file) change them. The process
+    is a fork of one that has imported the controller already, or, ``forked`` being False, begins
+    like every program.
     """
+
+    forked = True
+    entry = ROOT / "sbin" / "slurm-synergyd"
 
     def __init__(self, cluster: DevCluster, home: Path, **settings: Any) -> None:
         self.cluster, self.home = cluster, home
         self.config = home / "synergy.yaml"
         self.log_path = home / "controller.log"
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[str] | Forked | None = None
         self.configure(**settings)
 
     def configure(self, **settings: Any) -> None:
@@ -99,18 +123,36 @@ class ControllerProcess:
             return []
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
+    def variables(self) -> dict[str, str]:
+        """Variables of its environment beside those of this process."""
+        return {}
+
     def command(self, *options: str) -> list[str]:
-        """The command line of the controller."""
-        daemon = str(ROOT / "sbin" / "slurm-synergyd")
-        return [sys.executable, daemon, "--config", str(self.config), *options]
+        """The command line of the controller, one that is no fork."""
+        return [sys.executable, *self._words(*options)]
+
+    def _words(self, *options: str) -> list[str]:
+        return [str(self.entry), "--config", str(self.config), *options]
+
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, **self.variables()}
 
     def start(self, *options: str) -> None:
         """Start it and wait until it serves leases."""
         (self.home / "state" / "endpoint").unlink(missing_ok=True)
-        with self.log_path.open("a", encoding="utf-8") as log:
-            self._process = subprocess.Popen(
-                self.command(*options), stdout=log, stderr=subprocess.STDOUT, text=True
+        if self.forked:
+            self._process = _controllers().start(
+                self._words(*options), self._environment(), log=self.log_path
             )
+        else:
+            with self.log_path.open("a", encoding="utf-8") as log:
+                self._process = subprocess.Popen(
+                    self.command(*options),
+                    env=self._environment(),
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
         # Importing it takes a second of a core's time, which a busy machine may stretch a lot.
         deadline_s = time.monotonic() + 90
         while not (self.home / "state" / "endpoint").exists():
@@ -120,9 +162,13 @@ class ControllerProcess:
 
     def run(self, *options: str) -> subprocess.CompletedProcess[str]:
         """Run it to its end, as with ``--once``."""
-        return subprocess.run(
-            self.command(*options), capture_output=True, text=True, timeout=60, check=False
-        )
+        if not self.forked:
+            return subprocess.run(
+                self.command(*options), capture_output=True, text=True, timeout=60, check=False
+            )
+        process = _controllers().start(self._words(*options), self._environment())
+        output, errors = process.communicate(60)
+        return subprocess.CompletedProcess(process.args, process.wait(), output, errors)
 
     def reload(self) -> None:
         """Have it read its settings again."""
@@ -184,7 +230,7 @@ class Slurm:
         while not holds(facts := self.job(job_id)):
             if time.monotonic() > deadline_s:
                 pytest.fail(f"not within {timeout_s:g} s; the job is {facts}")
-            time.sleep(0.1)
+            time.sleep(_LOOK_AGAIN_S)
         return facts
 
     def running(self, job_id: int, *, timeout_s: float = 60.0) -> JobFacts:

@@ -6,13 +6,12 @@ import io
 import json
 import os
 import runpy
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from forks import Forks
 from rich.console import Console
 
 from slurm_synergy.cli.demo import LEAST_RATIO, Result
@@ -30,16 +29,16 @@ ROOT = Path(__file__).resolve().parents[2]
 MODEL = "m5-audio"
 
 
-def emulate(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def emulate(forks: Forks, *options: str, **variables: str) -> str:
+    """What it prints."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SYNERGY_", "SLURM_"))}
-    return subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "emulated_train.py"), *options],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables},
+    process = forks.start(
+        [str(ROOT / "examples" / "emulated_train.py"), *options],
+        {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables},
     )
+    output, errors = process.communicate(120)
+    assert process.returncode == 0, errors
+    return output
 
 
 def lines_of(output: str) -> list[dict[str, float]]:
@@ -57,28 +56,30 @@ def steady_rate(output: str) -> float:
     [(2, 250_000), (8, 40_000)],
     ids=["cores limit", "memory limits"],
 )
-def test_emulated_training_runs_at_the_rate_of_its_pipeline(workers: int, memory_mib: int) -> None:
+def test_emulated_training_runs_at_the_rate_of_its_pipeline(
+    torch_forks: Forks, workers: int, memory_mib: int
+) -> None:
     pipeline = CATALOGUE[MODEL].pipeline
     assert pipeline is not None
     expected = loader_rate(pipeline, workers, memory_mib)
-    done = emulate(
+    output = emulate(
+        torch_forks,
         *("--model", MODEL, "--gpus", "4", "--batch", "64", "--samples", str(round(expected * 4))),
         *("--workers", str(workers)),
         SYNERGY_LEASE_MEM_MIB=str(memory_mib),
     )
-    assert done.returncode == 0, done.stderr
-    assert steady_rate(done.stdout) == pytest.approx(expected, rel=0.2)
-    assert lines_of(done.stdout)[-1]["finished"] is True
+    assert steady_rate(output) == pytest.approx(expected, rel=0.2)
+    assert lines_of(output)[-1]["finished"] is True
 
 
-def test_emulated_gpus_are_never_outrun_by_the_loader() -> None:
+def test_emulated_gpus_are_never_outrun_by_the_loader(torch_forks: Forks) -> None:
     rate = CATALOGUE["gnmt-wmt16"].gpu_rate_per_gpu["v100"]
-    done = emulate(
+    output = emulate(
+        torch_forks,
         *("--model", "gnmt-wmt16", "--gpus", "1", "--batch", "128", "--workers", "2"),
         *("--samples", str(round(rate * 4))),
     )
-    assert done.returncode == 0, done.stderr
-    assert 0.7 * rate <= steady_rate(done.stdout) <= 1.02 * rate
+    assert 0.7 * rate <= steady_rate(output) <= 1.02 * rate
 
 
 def test_what_is_overslept_is_made_up_for() -> None:

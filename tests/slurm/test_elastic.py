@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -50,11 +49,11 @@ def scripted(
 # Each wait has a deadline of its own, with words.
 @pytest.mark.timeout(900)
 def test_a_training_runs_through_other_numbers_and_types_of_gpus(
-    scripted: Callable[..., ScriptedController], slurm: Slurm
+    scripted: Callable[..., ScriptedController], slurm: Slurm, torch_python: str
 ) -> None:
     daemon = scripted()
     daemon.start()
-    job = ElasticJob(slurm, daemon).submit(hints=HINTS)
+    job = ElasticJob(slurm, daemon, torch_python).submit(hints=HINTS)
     saved: list[str] = []
     for run, step in enumerate(JOURNEY):
         daemon.say(elastic=step)
@@ -167,7 +166,7 @@ def test_sia_starts_an_elastic_job_on_its_least_and_a_rigid_one_as_asked(
 
 @pytest.mark.timeout(600)
 def test_a_training_is_grown_by_what_it_tells(
-    controller: Callable[..., ControllerProcess], slurm: Slurm, tmp_path: Path
+    controller: Callable[..., ControllerProcess], slurm: Slurm, torch_python: str, tmp_path: Path
 ) -> None:
     """From its least number of GPUs, by the policy itself, once its reports say that it pays."""
     daemon = controller(
@@ -176,14 +175,13 @@ def test_a_training_is_grown_by_what_it_tells(
         profiling={"enabled": False},
     )
     daemon.start()
-    job, done, samples = ElasticJob(slurm, daemon), tmp_path / "done", 320
+    job, done, samples = ElasticJob(slurm, daemon, torch_python), tmp_path / "done", 320
     program = Path(__file__).with_name("growing_program.py")
-    words = (sys.executable, program, job.out, samples, 8, 64, 8, 0.0125, done)
     job.submit(
         "--gres=gpu:2",
         "--ntasks-per-node=2",
         hints="elastic=full,min_gpus=1,max_gpus=2,batch=8-64",
-        program=" ".join(map(str, words)),
+        program=(program, job.out, samples, 8, 64, 8, 0.0125, done),
     )
     job.trains_on(Step("v100", 1), run=0)
     job.trains_on(Step("v100", 2), run=1)
@@ -196,18 +194,17 @@ def test_a_training_is_grown_by_what_it_tells(
 
 @pytest.mark.timeout(600)
 def test_batch_sizes_are_tried_once_on_each_type(
-    scripted: Callable[..., ScriptedController], slurm: Slurm, tmp_path: Path
+    scripted: Callable[..., ScriptedController], slurm: Slurm, torch_python: str, tmp_path: Path
 ) -> None:
     """On the one GPU that a new job has there, while it trains; the next of its key tries none."""
     daemon, done, samples = scripted(), tmp_path / "done", 160
     daemon.start()
 
     def submit(name: str) -> ElasticJob:
-        job = ElasticJob(slurm, daemon, name)
+        job = ElasticJob(slurm, daemon, torch_python, name)
         program = Path(__file__).with_name("growing_program.py")
-        words = (sys.executable, program, job.out, samples, 8, 64, 8, 0.008, done)
         hints = "elastic=full,min_gpus=1,max_gpus=2,batch=8-64,profile=tries"
-        return job.submit(hints=hints, program=" ".join(map(str, words)))
+        return job.submit(hints=hints, program=(program, job.out, samples, 8, 64, 8, 0.008, done))
 
     def tried(job: ElasticJob, kind: str) -> int:
         said = rf"job {job.job_id}: (\d+) batch sizes tried on {kind} in "

@@ -236,28 +236,30 @@ def steps(log_dir: Path) -> list[int]:
 @pytest.mark.parametrize("launch", ["srun", "torchrun"])
 @pytest.mark.timeout(240)
 def test_ranks_are_stopped_at_one_step_and_repeat_no_sample(
-    controller: Factory, slurm: Slurm, launch: str
+    controller: Factory, slurm: Slurm, torch_python: str, launch: str
 ) -> None:
-    daemon = controller(pool={"nodes": "v100-[1-2]"}, scheduling={**FAST, "policy": "srtf"})
+    nodes = "v100-[1-2]" if launch == "srun" else "v100-1"
+    daemon = controller(pool={"nodes": nodes}, scheduling={**FAST, "policy": "srtf"})
     daemon.start()
     logs = slurm.home / "logs"
     logs.mkdir()
-    program = f"{ROOT}/tests/jobside/ddp_program.py {logs} 3 0.25"
-    python = "$PYTHON"
+    # Slow until it is stopped: a quarter of a second a step, and 25 ms after that.
+    program = f"{ROOT}/tests/jobside/ddp_program.py {logs} 3 0.${{SLURM_RESTART_COUNT:+0}}25"
     if launch == "srun":
-        shape = ["-N2", "--ntasks-per-node=1", "--gres=gpu:v100:8"]
-        ranks = "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS"
-        command = f"bash -c '{ranks} exec {python} {program}'"
+        shape, gpus = ["-N2", "--ntasks-per-node=1"], 1
+        ranks = "export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS"
+        # Rank 0 of the first run is started as a user's would be, the others are forks.
+        forks = f"[ $RANK$SLURM_RESTART_COUNT = 0 ] || exec {torch_python} {program}"
+        command = f"bash -c '{ranks}; {forks}; exec $PYTHON {program}'"
     else:
-        shape = ["-N1", "--gres=gpu:v100:8"]
-        command = f"{python} -m torch.distributed.run --nproc-per-node=2 {program}"
-        daemon.configure(pool={"nodes": "v100-1"}, scheduling={**FAST, "policy": "srtf"})
-        daemon.stop()
-        daemon.start()
+        shape, gpus = ["-N1"], 2
+        run = "$PYTHON -m torch.distributed.run --nproc-per-node=2 --no-python"
+        command = f"{run} {torch_python} {program}"
     job = Job(slurm, daemon).submit(
         command,
         "--time=10:00:00",
         "--mem=1000M",
+        f"--gres=gpu:v100:{gpus}",  # more of them are more cores, and so more loader workers
         *shape,
         PYTHON=str(ROOT / ".venv/bin/python"),
         MASTER_ADDR="127.0.0.1",
@@ -266,7 +268,7 @@ def test_ranks_are_stopped_at_one_step_and_repeat_no_sample(
     )
     until(lambda: len(steps(logs)) == 2 and min(steps(logs)) >= 2, job.output, timeout_s=90)
 
-    short = slurm.submit("--time=0:10:00", *shape, script="sleep 2\n")
+    short = slurm.submit("--time=0:10:00", "--gres=gpu:v100:8", *shape, script="sleep 2\n")
     slurm.running(short, timeout_s=60)
     stopped_at = steps(logs)
     assert len(set(stopped_at)) == 1, "both ranks did the same steps"

@@ -28,7 +28,7 @@ def reason_of(daemon: ControllerProcess, job_id: int) -> dict[str, str]:
     return dict(plan["waiting"].get(str(job_id), {}))
 
 
-def until(holds: Callable[[], Any], daemon: ControllerProcess, *, timeout_s: float = 40) -> None:
+def until(holds: Callable[[], Any], daemon: ControllerProcess, *, timeout_s: float = 90) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not holds():
         if time.monotonic() > deadline_s:

@@ -161,7 +161,8 @@ def test_no_job_starts_that_would_not_end_before_maintenance(
     assert f"job {late}: did not start" not in daemon.log
     slurm.cluster.run(["scontrol", "delete", "ReservationName=maint"], check=True)
     slurm.client.cancel(long_one)
-    assert slurm.running(late).node_list == ("v100-2",)
+    # A round between the two finds the first node, where it comes before the short job.
+    assert slurm.running(late).node_list in (("v100-1",), ("v100-2",))
 
 
 def test_two_controllers_have_reservations_of_their_own(controller: Factory, slurm: Slurm) -> None:

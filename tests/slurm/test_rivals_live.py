@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -139,7 +138,7 @@ def _check_quanta(rounds: Sequence[dict[str, Any]], quantum_s: float) -> None:
 
 @pytest.mark.timeout(900)
 def test_pollux_grows_a_training_and_moves_it_for_a_job_that_names_its_type(
-    controller: Factory, slurm: Slurm, tmp_path: Path
+    controller: Factory, slurm: Slurm, torch_python: str, tmp_path: Path
 ) -> None:
     """Two GPU types; the training reports its steps, and loses none of them."""
     pytest.importorskip("torch", reason="the training is a real one (extra torch)")
@@ -155,12 +154,13 @@ def test_pollux_grows_a_training_and_moves_it_for_a_job_that_names_its_type(
         profiling={"enabled": False},
     )
     daemon.start()
-    job, done, samples = ElasticJob(slurm, daemon), tmp_path / "done", 320
+    job, done, samples = ElasticJob(slurm, daemon, torch_python), tmp_path / "done", 320
     program = Path(__file__).with_name("growing_program.py")
-    words = (sys.executable, program, job.out, samples, 8, 64, 8, 0.0125, done)
-    hints = "elastic=full,min_gpus=1,max_gpus=2,batch=8-64"
     job.submit(
-        "--gres=gpu:2", "--ntasks-per-node=2", hints=hints, program=" ".join(map(str, words))
+        "--gres=gpu:2",
+        "--ntasks-per-node=2",
+        hints="elastic=full,min_gpus=1,max_gpus=2,batch=8-64",
+        program=(program, job.out, samples, 8, 64, 8, 0.0125, done),
     )
 
     def grown() -> bool:

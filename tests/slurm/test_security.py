@@ -36,6 +36,7 @@ pytestmark = needs_root_and_setpriv
 class AsAccount(ControllerProcess):
     """The controller as another user."""
 
+    forked = False
     account: pwd.struct_passwd
 
     def command(self, *options: str) -> list[str]:

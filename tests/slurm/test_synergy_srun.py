@@ -180,8 +180,8 @@ def test_a_signal_to_the_step_arrives_exactly_once(cluster: DevCluster, submit: 
 
 def test_a_signal_to_the_wrapper_reaches_the_command(submit: Submit) -> None:
     text = submit(
-        "$W bash -c 'trap \"echo got; exit 4\" USR2; echo ready; while :; do sleep 0.1; done' &\n"
-        "sleep 3; kill -USR2 %1; wait %1; echo status $?"
+        "$W bash -c 'trap \"echo got; exit 4\" USR2; > ready; while :; do sleep 0.1; done' &\n"
+        "until [ -e ready ]; do sleep 0.1; done; kill -USR2 %1; wait %1; echo status $?"
     ).wait()
     assert text.splitlines().count("got") == 1
     assert "status 4" in text

@@ -54,7 +54,7 @@ def until(holds: Callable[[], object], *what: object, timeout_s: float = 40.0) -
     while not holds():
         if time.monotonic() > deadline_s:
             pytest.fail(f"not within {timeout_s:g} s: {' '.join(map(str, what))}")
-        time.sleep(0.05)
+        time.sleep(0.2)
 
 
 class FaultyController(ControllerProcess):
@@ -65,18 +65,25 @@ class FaultyController(ControllerProcess):
     script: Path | None = None
     """Decisions come from this file, see ``scripted_daemon.py``; None: from the policy."""
 
-    def command(self, *options: str) -> list[str]:
+    @property
+    def entry(self) -> Path:
         """See ``ControllerProcess``."""
-        if not self.fault and self.script is None:
-            return super().command(*options)
-        program = "scripted_daemon.py" if self.script else "faults/faulty_daemon.py"
-        script = [sys.executable, str(HERE.parent / program)]
-        point = [f"SLURM_CONF={self.cluster.conf_path}"]
-        point += [f"SYNERGY_FAULT_AT={self.fault}"] if self.fault else []
-        point += [f"SYNERGY_SCRIPT={self.script}"] if self.script else []
+        if self.script is not None:
+            return HERE.parent / "scripted_daemon.py"
+        return HERE / "faulty_daemon.py" if self.fault else ControllerProcess.entry
+
+    def variables(self) -> dict[str, str]:
+        """See ``ControllerProcess``."""
+        found = {}
+        if self.fault or self.script is not None:
+            found["SLURM_CONF"] = str(self.cluster.conf_path)
+        if self.fault:
+            found["SYNERGY_FAULT_AT"] = self.fault
+        if self.script is not None:
+            found["SYNERGY_SCRIPT"] = str(self.script)
         if self.fault_runs:
-            point.append(f"SYNERGY_FAULT_RUNS={json.dumps(list(self.fault_runs))}")
-        return ["env", *point, *script, "--config", str(self.config), *options]
+            found["SYNERGY_FAULT_RUNS"] = json.dumps(list(self.fault_runs))
+        return found
 
     def died(self) -> int | None:
         """The exit status if it has ended by itself."""

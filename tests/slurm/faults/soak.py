@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[2])]
+sys.path[:0] = [str(HERE), *map(str, HERE.parents[:3])]
 
 from fault_checks import verify  # noqa: E402
 from fault_site import FAULT_CONF, FAULT_NODES, Site, Trainee  # noqa: E402

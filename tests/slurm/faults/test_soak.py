@@ -12,8 +12,8 @@ from soak import soak
 @pytest.mark.timeout(600)
 def test_short_jobs_under_random_faults_are_all_completed(tmp_path: Path) -> None:
     said: list[str] = []
-    found = soak(tmp_path, jobs=16, minutes=0.5, seed=3, fault_every_s=6.0, say=said.append)
+    found = soak(tmp_path, jobs=12, minutes=0.5, seed=3, fault_every_s=6.0, say=said.append)
     assert found["problems"] == [], "\n".join(said)
-    assert found["jobs"] == 16
-    assert found["completed"] >= 12
+    assert found["jobs"] == 12
+    assert found["completed"] >= 9
     assert sum(found["faults"].values()) >= 3

@@ -1,7 +1,8 @@
 """Programs that are run in forks of a Python that has imported torch and more: see zygote.py.
 
-An import of torch takes seconds of CPU time, a training over several ranks and interruptions many
-of them. What is tested of a start by ``exec`` (the injection) is tested elsewhere.
+An import of torch takes seconds of CPU time, and one of the controller two: a training over several
+ranks and interruptions many of them. What is tested of a start by ``exec`` (the injection, the
+controller's own script) is tested elsewhere.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from inprocess import clean_environment
-
+ROOT = Path(__file__).resolve().parents[1]
 ZYGOTE = Path(__file__).with_name("zygote.py")
+STANDIN = Path(__file__).with_name("standin.py")
 _READY_WITHIN_S = 240.0
 
 
@@ -39,12 +40,17 @@ class Forked:
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Its output and error output, once it has ended; raises TimeoutExpired before."""
+        self.wait(timeout)
+        return self._out.read_text(), self._err.read_text()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status, once it has ended; raises TimeoutExpired before."""
         deadline_s = None if timeout is None else time.monotonic() + timeout
-        while self.poll() is None:
+        while (status := self.poll()) is None:
             if deadline_s is not None and time.monotonic() > deadline_s:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
             time.sleep(0.01)
-        return self._out.read_text(), self._err.read_text()
+        return status
 
     def send_signal(self, number: int) -> None:
         """Nothing happens once it has ended."""
@@ -62,8 +68,8 @@ class Forks:
     def __init__(self, place: Path, *modules: str) -> None:
         self._place, self._numbers = place, itertools.count()
         self._zygote = subprocess.Popen(
-            [sys.executable, str(ZYGOTE), *modules],
-            env=clean_environment(OMP_NUM_THREADS="1"),
+            [sys.executable, str(ZYGOTE), str(place), *modules],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -77,15 +83,30 @@ class Forks:
         assert line, f"{ZYGOTE.name} ended with status {self._zygote.wait()}"
         return int(line)
 
-    def start(
-        self, arguments: list[str], environment: Mapping[str, str], cwd: Path | None = None
-    ) -> Forked:
-        """Run a Python script with its output captured."""
+    def _await(self) -> None:
         if not self._ready:
             self._ready = self._answer() == 0
+
+    @property
+    def python(self) -> tuple[str, ...]:
+        """The words in place of ``python`` for a program that others start: it is a fork, too."""
+        self._await()
+        return (sys.executable, "-S", "-E", str(STANDIN), f"{self._place}/socket")
+
+    def start(
+        self,
+        arguments: list[str],
+        environment: Mapping[str, str],
+        cwd: Path | None = None,
+        *,
+        log: Path | None = None,
+    ) -> Forked:
+        """Run a Python script with its output captured, or all of it added to ``log``."""
+        self._await()
         number = next(self._numbers)
-        files = tuple(self._place / f"{number}.{name}" for name in ("out", "err", "status"))
-        out, err, status = files
+        out, err, status = (self._place / f"{number}.{name}" for name in ("out", "err", "status"))
+        if log is not None:
+            out = err = log
         request = {
             "arguments": arguments,
             "environment": dict(environment),
