@@ -8,8 +8,10 @@ FRAMEWORKS := $(VENV)/.frameworks
 # Most tests wait for Slurm: more of them than cores may run at once.
 PYTEST_WORKERS ?= 4
 export PREFIX DESTDIR SYSCONFDIR UNITDIR PIP_OPTIONS BASEPYTHON
+# Where Python may keep no byte code, every worker rewrites every test, every program of theirs compiles the project.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test check audit unit slurm-tests faults bench slurm venv man install deb uninstall proto clean
+.PHONY: help demo test collected check audit unit slurm-tests faults bench slurm venv man install deb uninstall proto clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -17,8 +19,13 @@ help: ## Show this list
 demo: slurm venv ## Install what is missing and run the demonstration on a Slurm of its own
 	@$(BIN)/python -m slurm_synergy.cli.demo
 
-test: slurm venv $(FRAMEWORKS) check ## Install what is missing and pass every check and test
+test: slurm venv ## Install what is missing and pass every check and test
+	@$(MAKE) --no-print-directory -j2 --output-sync check collected
 	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
+
+# Each worker reads all tests, and finds them compiled; what cannot be read is for the run to tell.
+collected: $(FRAMEWORKS)
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 || true
 
 check: venv ## Formatting, lint, types, import contracts, the lock of the dependencies
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check .

@@ -45,7 +45,7 @@ trap 'rm -rf "$work"' EXIT
 echo "Building the wheel and the manual pages"
 # A copy, so that a checkout that belongs to somebody else stays as it is.
 mkdir "$work/source"
-tar -cf - --exclude-vcs --exclude=./.venv --exclude='./.*_cache' --exclude=./.hypothesis --exclude=./build --exclude='*.egg-info' . | tar -xf - -C "$work/source"
+tar -cf - --exclude-vcs --exclude=./.venv --exclude='./.*_cache' --exclude=./.hypothesis --exclude=./build --exclude=__pycache__ --exclude='*.egg-info' . | tar -xf - -C "$work/source"
 "$python" -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w "$work" "$work/source"
 "$python" scripts/make_man.py --gzip "$work/man"
 

@@ -4,7 +4,7 @@
 set -euo pipefail
 python=$1
 venv=$2
-more=${3:+,$3}
+more=${3:-}
 cd "$(dirname "$0")/.."
 
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
@@ -29,11 +29,18 @@ if [ ! -x "$venv/bin/pip" ]; then
     echo "Creating $venv"
     "$python" -m venv "$venv"
 fi
+# What is imported is compiled then: all of it takes a minute, and a fifth is used.
+pip() { "$venv/bin/pip" install -q --disable-pip-version-check --no-compile "$@"; }
+
+if [ -n "$more" ] && "$venv/bin/python" -P -c 'import slurm_synergy' 2>/dev/null; then
+    echo "Installing what [$more] of slurm-synergy needs into $venv"
+    pip -c constraints.txt "slurm-synergy[$more]"
+    exit
+fi
 # The very files that were tested, where the lock is for this Python and platform; else the ranges.
 if "$venv/bin/python" scripts/lock.py fits && [ -z "${SYNERGY_UNLOCKED:-}" ]; then
     echo "Installing the locked dependencies into $venv (SYNERGY_UNLOCKED=1 takes the ranges instead)"
-    "$venv/bin/pip" install -q --disable-pip-version-check --require-hashes --no-deps -r constraints-hashes.txt
+    pip --require-hashes --no-deps -r constraints-hashes.txt
 fi
 echo "Installing slurm-synergy with its extras into $venv (a few minutes the first time)"
-"$venv/bin/pip" install -q --disable-pip-version-check -c constraints.txt \
-    -e ".[controller,solver,report,sweep,torch,examples,test$more]"
+pip -c constraints.txt -e ".[controller,solver,report,sweep,torch,examples,test${more:+,$more}]"
