@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from hypothesis import event
@@ -13,7 +15,20 @@ from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.snapshot import is_pinned
 from slurm_synergy.reconcile import reconcile
 
-__all__ = ["check_actions", "check_all_placed", "check_idle_gpus", "shuffled"]
+__all__ = ["check_actions", "check_all_placed", "check_idle_gpus", "shuffled", "telling"]
+
+
+@contextmanager
+def telling(*names: str) -> Iterator[None]:
+    """A check that fails inside tells for which policy and mechanism it did.
+
+    To make a random pool costs ten times what a plan for it costs, so each is tried with all.
+    """
+    try:
+        yield
+    except Exception as err:
+        err.add_note(f"with {' and '.join(names)}")
+        raise
 
 
 def check_all_placed(decision: Decision, layout: Layout) -> None:

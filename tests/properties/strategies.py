@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
+from typing import Any
 
 from builders import GIB, job, node, pending, placement, profile, res, running
 from hypothesis import strategies as st
@@ -29,21 +31,35 @@ SHORT_POLLUX = replace(POLLUX, population=20, generations=12, patience=6)
 """Pollux with searches that cost little: its promises do not depend on how well they end."""
 
 
+# Strategies that are made once: hypothesis looks at each new one for longer than it draws from it.
+COIN = st.booleans()
+between = functools.cache(st.integers)
+amount = functools.cache(st.floats)
+CORES = st.sets(between(1, 16), min_size=1, max_size=4)
+MEMORIES = st.sets(between(1, 64), min_size=1, max_size=3)
+
+
+@functools.lru_cache(maxsize=None, typed=True)
+def either(*values: Any) -> st.SearchStrategy[Any]:
+    """One of these; name one twice and it is drawn twice as often."""
+    return st.sampled_from(values)
+
+
 @st.composite
 def nodes(draw: st.DrawFn) -> list[Node]:
     """One to five nodes of up to two types, odd GPU and core counts, some of them down."""
     found = []
-    for index in range(draw(st.integers(1, 5))):
-        gpu_type = draw(st.sampled_from(["v100", "a100"]))
-        gpus = draw(st.integers(1, 9))
+    for index in range(draw(between(1, 5))):
+        gpu_type = draw(either("v100", "a100"))
+        gpus = draw(between(1, 9))
         found.append(
             node(
                 f"{gpu_type}-{index}",
                 gpu_type,
                 gpus,
-                gpus * draw(st.integers(1, 8)) + draw(st.integers(0, 5)),
-                gpus * draw(st.integers(1, 64)) * GIB + draw(st.integers(0, 2000)),
-                usable=draw(st.integers(0, 9)) > 0,
+                gpus * draw(between(1, 8)) + draw(between(0, 5)),
+                gpus * draw(between(1, 64)) * GIB + draw(between(0, 2000)),
+                usable=draw(between(0, 9)) > 0,
             )
         )
     return found
@@ -52,30 +68,30 @@ def nodes(draw: st.DrawFn) -> list[Node]:
 @st.composite
 def profiles(draw: st.DrawFn) -> Profile:
     """Unknown, hungry or frugal; sometimes for one GPU type only."""
-    if draw(st.integers(0, 3)) == 0:
+    if draw(between(0, 3)) == 0:
         return Profile()
     return profile(
-        draw(st.floats(1.0, 2000.0)),
-        draw(st.floats(1.0, 3000.0)),
-        dataset_mib=draw(st.sampled_from([0.0, 500.0, 60_000.0, 700_000.0])),
-        samples=draw(st.integers(1000, 5_000_000)),
-        storage_mib_s=draw(st.floats(10.0, 2000.0)),
-        process_mem_mib=draw(st.sampled_from([0, 700, 4 * GIB])),
-        types=draw(st.sampled_from([("v100", "a100"), ("v100",)])),
+        draw(amount(1.0, 2000.0)),
+        draw(amount(1.0, 3000.0)),
+        dataset_mib=draw(either(0.0, 500.0, 60_000.0, 700_000.0)),
+        samples=draw(between(1000, 5_000_000)),
+        storage_mib_s=draw(amount(10.0, 2000.0)),
+        process_mem_mib=draw(either(0, 700, 4 * GIB)),
+        types=draw(either(("v100", "a100"), ("v100",))),
     )
 
 
 @st.composite
 def tables(draw: st.DrawFn) -> Profile:
     """A table of rates over cores and memory, which need not be the minimum of two terms."""
-    cores = sorted(draw(st.sets(st.integers(1, 16), min_size=1, max_size=4)))
-    memory = sorted(draw(st.sets(st.integers(1, 64), min_size=1, max_size=3)))
+    cores = sorted(draw(CORES))
+    memory = sorted(draw(MEMORIES))
     rates: list[tuple[float, ...]] = []
     for row in range(len(cores)):
         line: list[float] = []
         for column in range(len(memory)):
             before = max(line[-1] if line else 1.0, rates[row - 1][column] if row else 1.0)
-            line.append(before * draw(st.sampled_from([1.0, 1.0, 1.2, 2.5])))
+            line.append(before * draw(either(1.0, 1.0, 1.2, 2.5)))
         rates.append(tuple(line))
     table = SensitivityTable(
         cpus_per_gpu=tuple(cores),
@@ -84,29 +100,32 @@ def tables(draw: st.DrawFn) -> Profile:
     )
     return Profile(
         key="table",
-        gpu_rate_per_gpu=dict.fromkeys(("v100", "a100"), draw(st.floats(1.0, 20.0))),
+        gpu_rate_per_gpu=dict.fromkeys(("v100", "a100"), draw(amount(1.0, 20.0))),
         table=table,
     )
+
+
+BELIEFS = st.one_of(profiles(), tables())
 
 
 @st.composite
 def jobs(draw: st.DrawFn, job_id: int) -> Job:
     """Any shape: single GPU, several nodes, free to split, larger than the pool."""
-    count = draw(st.sampled_from([1, 1, 1, 2, 3, None]))
-    gpus = draw(st.integers(1, 8)) * (count or 1) if count else draw(st.integers(1, 20))
-    wrapped = draw(st.integers(0, 5)) > 0
+    count = draw(either(1, 1, 1, 2, 3, None))
+    gpus = draw(between(1, 8)) * (count or 1) if count else draw(between(1, 20))
+    wrapped = draw(between(0, 5)) > 0
     return job(
         job_id,
         gpus,
         nodes=count,
-        submitted_s=float(draw(st.integers(0, 20))),
-        gpu_types=draw(st.sampled_from([(), (), ("v100",), ("a100", "v100")])),
-        tasks_per_node=draw(st.sampled_from([1, 1, 2, 4])),
-        min_mem_mib_per_node=draw(st.sampled_from([0, 0, 1000, 5 * GIB, 40 * GIB])),
+        submitted_s=float(draw(between(0, 20))),
+        gpu_types=draw(either((), (), ("v100",), ("a100", "v100"))),
+        tasks_per_node=draw(either(1, 1, 2, 4)),
+        min_mem_mib_per_node=draw(either(0, 0, 1000, 5 * GIB, 40 * GIB)),
         wrapped=wrapped,
-        preemptible=wrapped and draw(st.integers(0, 5)) > 0,
-        total_samples=draw(st.sampled_from([None, 1e5, 1e7])),
-        time_limit_s=draw(st.sampled_from([None, 3600.0])),
+        preemptible=wrapped and draw(between(0, 5)) > 0,
+        total_samples=draw(either(None, 1e5, 1e7)),
+        time_limit_s=draw(either(None, 3600.0)),
     )
 
 
@@ -120,8 +139,8 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     pool = draw(nodes())
     left = {one.name: one.total for one in pool}
     statuses: list[JobStatus] = []
-    for job_id in range(1, draw(st.integers(1, 9)) + 1):
-        one, belief = draw(jobs(job_id)), draw(st.one_of(profiles(), tables()))
+    for job_id in range(1, draw(between(1, 9)) + 1):
+        one, belief = draw(jobs(job_id)), draw(BELIEFS)
         where = draw(st.sampled_from(pool))
         room = left[where.name]
         share = where.proportional(one.gpus) if one.gpus <= where.total.gpus else None
@@ -132,13 +151,13 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
             and share.fits_in(room)
             and one.min_mem_mib_per_node <= share.mem_mib
         )
-        if share is None or not fits or draw(st.booleans()):
+        if share is None or not fits or draw(COIN):
             statuses.append(pending(one, belief))
             continue
         held = _between(draw, share, room)
         left[where.name] = room - held
-        phase = draw(st.sampled_from([JobPhase.RUNNING] * 3 + [JobPhase.STARTING]))
-        if one.wrapped and draw(st.integers(0, 4)) == 0:
+        phase = draw(either(*[JobPhase.RUNNING] * 3, JobPhase.STARTING))
+        if one.wrapped and draw(between(0, 4)) == 0:
             phase = JobPhase.STOPPING
         spot = placement(job_id, where.gpu_type, **{where.name.replace("-", "_"): held})
         statuses.append(running(one, spot, belief, phase=phase))
@@ -148,8 +167,8 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         round_s=300.0,
         nodes=tuple(sorted(pool, key=lambda one: one.name)),
         jobs=tuple(statuses),
-        enforcement=draw(st.sampled_from(Enforcement)),
-        draining=draw(st.integers(0, 9)) == 0,
+        enforcement=draw(either(*Enforcement)),
+        draining=draw(between(0, 9)) == 0,
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 from builders import job, pending, profile, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from promises import telling
 from strategies import nodes, snapshots
 
 from slurm_synergy.core.decide import check_plan, decide
@@ -30,11 +31,12 @@ def partly_fixed(draw: st.DrawFn) -> Snapshot:
     return replace(shot, nodes=pool, enforcement=Enforcement.BORROW)
 
 
-@pytest.mark.parametrize("mechanism", QUICK)
-@settings(max_examples=15)
+@settings(max_examples=25)
 @given(shot=partly_fixed())
-def test_every_job_there_has_its_proportional_cores(mechanism: str, shot: Snapshot) -> None:
-    assert_own_cores(mechanism, shot)
+def test_every_job_there_has_its_proportional_cores(shot: Snapshot) -> None:
+    for mechanism in QUICK:
+        with telling("fifo", mechanism):
+            assert_own_cores(mechanism, replace(shot))
 
 
 @settings(max_examples=4, deadline=None)

@@ -643,7 +643,7 @@ def test_resizes_that_cannot_be_written_change_nothing(
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_together_jobs_get_what_they_get_one_by_one(data: st.DataObject) -> None:
     clock = ManualClock()
     with contextlib.ExitStack() as stack:

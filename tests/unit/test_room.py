@@ -58,7 +58,7 @@ def plainly(pool: Pool, room: Room, shape: Shape, need: Need) -> GpuLayout | Non
     return best[1] if best else None
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(pool=pools(), asked=st.lists(st.tuples(shapes, needs, st.booleans()), max_size=12))
 def test_find_agrees_with_a_plain_search_while_jobs_come_and_go(
     pool: Pool, asked: list[tuple[Shape, Need, bool]]
@@ -87,7 +87,7 @@ def test_find_agrees_with_a_plain_search_while_jobs_come_and_go(
         assert room.free_gpus() == max(by_type.values())
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     pool=pools(),
     asked=st.lists(st.tuples(shapes, needs, st.integers(1, 6), st.booleans()), max_size=6),
