@@ -30,7 +30,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from decision import GPU_COUNTS, GPUS_PER_NODE, SPLITS, make_job, make_nodes, make_snapshot
+from queues import GPU_COUNTS, GPUS_PER_NODE, SPLITS, make_job, make_nodes, make_snapshot
 
 from slurm_synergy.core.decide import check_plan, decide
 from slurm_synergy.core.model import JobStatus, Node, Plan, Snapshot

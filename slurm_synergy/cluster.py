@@ -128,6 +128,7 @@ class ObservedJob:
     profile_key: str = ""
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
     """What is not as it was in the observation before: of the jobs themselves and their records.
@@ -141,6 +142,7 @@ class News:
     gone: Collection[int]
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """One consistent reading of the cluster: nodes by name and jobs by id, ascending.

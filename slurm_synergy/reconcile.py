@@ -6,7 +6,7 @@ GPUs are free. Nothing here promises the same core, GPU or MiB twice at any mome
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
@@ -29,9 +29,9 @@ from slurm_synergy.core.pipeline import (
     proportional_share,
 )
 from slurm_synergy.core.resources import Resources
-from slurm_synergy.core.snapshot import is_pinned, standing
-from slurm_synergy.core.totals import Totals
-from slurm_synergy.core.values import maker
+from slurm_synergy.core.snapshot import Stamp, is_pinned, standing
+from slurm_synergy.core.totals import Totals, Turn
+from slurm_synergy.core.values import maker, quick
 from slurm_synergy.settling import granted_mib, settle, takes_cores
 
 __all__ = ["Reconciled", "reconcile"]
@@ -41,6 +41,7 @@ _NOTHING = (0, 0, 0)
 _START = maker(Start)
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconciled:
     """Actions in the order in which to carry them out.
@@ -63,8 +64,9 @@ def reconcile(snapshot: Snapshot, plan: Plan, free: Mapping[str, Resources]) -> 
     if not standing(snapshot).holding and snapshot.enforcement is Enforcement.SHARED:
         starts = _starts_at_once(snapshot, plan, free)
         if starts is not None:
-            placed = set(map(_ID, starts))
-            return Reconciled(actions=(*sorted(starts, key=_ID), *_holds(snapshot, placed)))
+            unheld = standing(snapshot).unheld
+            holds = _holds(snapshot, set(map(_ID, starts))) if unheld else ()
+            return Reconciled(actions=(*starts, *holds))
     run = _Round(snapshot, plan, free)
     for status in standing(snapshot).holding:
         if status.phase is JobPhase.RUNNING:
@@ -86,29 +88,31 @@ def _holds(snapshot: Snapshot, placed: Container[int]) -> list[Hold]:
 def _starts_at_once(
     snapshot: Snapshot, plan: Plan, free: Mapping[str, Resources]
 ) -> list[Start] | None:
-    """All that the plan places, where nobody holds anything and there is enough for all.
+    """All that the plan places, by id, where nobody holds anything and there is enough for all.
 
     Then each finds what it needs, whatever the order. None where there is not.
     """
-    placed = plan.placements
-    for name, (gpus, cpus, mem_mib) in Totals.of_snapshot(snapshot).by_node(placed).items():
+    totals = Totals.of_snapshot(snapshot)
+    for name, (gpus, cpus, mem_mib) in totals.by_node(plan.placements).items():
         there = free.get(name)
         if there is None or gpus > there.gpus or mem_mib > there.mem_mib:
             return None
         node = snapshot.node(name)
         if cpus > (node.capacity if node.capacity.gpus else node.total).cpus:
             return None
-    return _Starts.of_snapshot(snapshot).of(placed)
+    turn = totals.turn(plan.placements)
+    return None if turn is None else _Starts.of_snapshot(snapshot).of(turn)
 
 
 class _Starts:
     """The starts of the last round; kept with the nodes, so that they need not be made again."""
 
-    __slots__ = ("_made",)
+    __slots__ = ("_made", "_turned")
 
     def __init__(self) -> None:
-        # By the id of the placement, which each keeps so that the id stays its own.
+        # By job, mostly ascending, and the placements for which they were made.
         self._made: dict[int, Start] = {}
+        self._turned: Stamp | None = None
 
     @classmethod
     def of_snapshot(cls, snapshot: Snapshot) -> _Starts:
@@ -118,16 +122,21 @@ class _Starts:
             found = snapshot.of_nodes[cls] = cls()
         return found
 
-    def of(self, placements: Sequence[Placement]) -> list[Start]:
-        """The start of each of ``placements``."""
-        keys = list(map(id, placements))
-        found = list(map(self._made.get, keys))
-        starts = [
-            one or _START(job_id=placement.job_id, placement=placement)
-            for one, placement in zip(found, placements, strict=True)
-        ]
-        self._made = dict(zip(keys, starts, strict=True))
-        return starts
+    def of(self, turn: Turn) -> list[Start]:
+        """The start of each placement, by id."""
+        since, made = turn.since(self._turned), self._made
+        new: Iterable[Placement] = turn.by_job.values()
+        if since is None:
+            made.clear()
+        else:
+            new = since[0]
+            for placement in since[1]:
+                if placement.job_id not in turn.by_job:
+                    del made[placement.job_id]
+        for placement in new:
+            made[placement.job_id] = _START(job_id=placement.job_id, placement=placement)
+        self._turned = turn.stamp
+        return list(map(made.__getitem__, sorted(made)))
 
 
 class _Round:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence, Set
 from operator import attrgetter
 from typing import Protocol
 
@@ -12,6 +11,7 @@ from slurm_synergy.core.elastic import as_placed, objection
 from slurm_synergy.core.fitting import fitted
 from slurm_synergy.core.model import (
     Decision,
+    Elasticity,
     Job,
     JobStatus,
     Layout,
@@ -24,7 +24,7 @@ from slurm_synergy.core.model import (
 from slurm_synergy.core.pipeline import job_rate, min_mem_mib, proportional_share
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.snapshot import Ascending, Stamp, Standing, held, is_pinned, standing
-from slurm_synergy.core.totals import Totals
+from slurm_synergy.core.totals import Totals, Turn
 from slurm_synergy.errors import PlanError
 
 __all__ = ["Mechanism", "Policy", "begun", "check_plan", "decide", "reads_progress", "uncollected"]
@@ -36,6 +36,8 @@ _ID = attrgetter("job_id")
 _FORGOTTEN_AT_LEAST = 1000
 _NOTHING = (0, 0, 0)
 _MOST_FLOORS = 100_000
+# Until Python 3.12, looking up a member of an enumeration takes longer than comparing it.
+_RIGID = Elasticity.RIGID
 
 
 class Policy(Protocol):
@@ -109,19 +111,21 @@ def _decide(snapshot: Snapshot, policy: Policy, mechanism: Mechanism) -> Plan:
     )
 
 
-@contextmanager
-def uncollected() -> Iterator[None]:
+class uncollected:
     """No search for cyclic garbage meanwhile.
 
     A decision for thousands of nodes makes a hundred thousand values and hardly any cycle; looking
     for some again and again takes a third of its time.
     """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
+
+    __slots__ = ("_was_enabled",)
+
+    def __enter__(self) -> None:
+        self._was_enabled = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *_: object) -> None:
+        if self._was_enabled:
             gc.enable()
 
 
@@ -135,7 +139,11 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     """
     jobs = standing(snapshot)
     checked = _Checked.of_snapshot(snapshot)
-    checked.partition(snapshot, jobs, plan)
+    turn = Totals.of_snapshot(snapshot).turn(plan.placements)
+    if turn is None:
+        ids = [placement.job_id for placement in plan.placements]
+        raise PlanError(f"a job is placed twice: {ids}")
+    checked.partition(snapshot, jobs, plan, turn)
     pinned = {
         status.job.job_id
         for status in jobs.holding  # what holds nothing is not pinned
@@ -144,7 +152,7 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     for placement in plan.placements if pinned else ():
         if placement.job_id in pinned:
             _check_stays(jobs.by_id[placement.job_id], placement)
-    for status, placement in checked.new(jobs, plan.placements):
+    for status, placement in checked.new(jobs, plan.placements, turn):
         if placement.job_id in pinned:
             continue
         why_not = objection(status, placement)
@@ -152,12 +160,16 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
             raise PlanError(
                 f"job {placement.job_id} is placed on {placement.gpu_layout}: {why_not}"
             )
-        there = as_placed(snapshot, status, placement)
-        _check_shape(there, placement, checked.nodes)
-        _check_floor(there, placement, checked)
+        sort = checked.sort(status, placement)
+        if sort is None or sort not in checked.sorts:
+            there = as_placed(snapshot, status, placement)
+            _check_shape(there, placement, checked.nodes)
+            _check_floor(there, placement, checked)
+            if sort is not None:
+                checked.sorts[sort] = status.profile
         checked.keep(status, placement)
     if not pinned:
-        checked.found_good(jobs, plan.placements)
+        checked.found_good(jobs, turn)
     _check_capacity(snapshot, plan, pinned)
     for job_id in sorted(pinned):
         if job_id in plan.waiting:
@@ -171,7 +183,7 @@ class _Checked:
     long as these are the very same.
     """
 
-    __slots__ = ("_floors", "_last", "_parted", "_stamp", "nodes", "placements")
+    __slots__ = ("_floors", "_parted", "_stamp", "_turned", "nodes", "placements", "sorts")
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.nodes = {node.name: node for node in snapshot.nodes}
@@ -179,9 +191,11 @@ class _Checked:
         # the profile for which it is good.
         self.placements: dict[int, tuple[Job, Profile, Placement]] = {}
         self._floors: dict[object, tuple[Profile, Resources, float | None]] = {}
-        # The jobs of the last plan of which every placement was looked at, and the ids of these.
+        # What was found good for jobs that are alike; profiles are kept so that their ids stay.
+        self.sorts: dict[object, Profile] = {}
+        # The jobs of the last plan of which every placement was looked at, and these placements.
         self._stamp: Stamp | None = None
-        self._last: set[int] = set()
+        self._turned: Stamp | None = None
         # The jobs of the last plan that was found to place each, or to let it wait.
         self._parted: Stamp | None = None
 
@@ -196,9 +210,32 @@ class _Checked:
             found._stamp = None
         if len(found._floors) > _MOST_FLOORS:
             found._floors.clear()
+        if len(found.sorts) > _MOST_FLOORS:
+            found.sorts.clear()
         return found
 
-    def partition(self, snapshot: Snapshot, jobs: Standing, plan: Plan) -> None:
+    def sort(self, status: JobStatus, placement: Placement) -> object:
+        """All that shape and floor depend on, of a rigid job on one node; None of any other."""
+        job, shares = status.job, placement.shares
+        node = self.nodes.get(shares[0][0])
+        if len(shares) > 1 or job.elasticity is not _RIGID or node is None:
+            return None
+        share, total = shares[0][1], node.total
+        return (
+            id(status.profile),
+            job.gpus,
+            job.nodes,
+            job.gpu_types,
+            job.min_mem_mib_per_node,
+            job.tasks_per_node,
+            job.wrapped,
+            placement.gpu_type,
+            node.gpu_type,
+            (total.gpus, total.cpus, total.mem_mib),
+            (share.gpus, share.cpus, share.mem_mib),
+        )
+
+    def partition(self, snapshot: Snapshot, jobs: Standing, plan: Plan, turn: Turn) -> None:
         """Raise PlanError unless each job is placed or waits.
 
         If only jobs that were there waited a round ago, it is those that wait since, and those that
@@ -210,20 +247,19 @@ class _Checked:
         follows = of is not None and of.earlier is before is not None
         if of is not None and follows and changes is not None and changes.earlier is before:
             new = {*of.entered, *plan.waiting.keys() & changes.gone}
-        _check_partition(jobs.by_id, plan, new)
+        _check_partition(jobs.by_id, turn.by_job.keys(), plan.waiting.keys(), new)
         self._parted = None if of is None else jobs.stamp
 
     def new(
-        self, jobs: Standing, placements: Sequence[Placement]
+        self, jobs: Standing, placements: Sequence[Placement], turn: Turn
     ) -> list[tuple[JobStatus, Placement]]:
         """Those of ``placements`` that were not found good before, with the job of each."""
         changes, statuses, suspects = jobs.changes, jobs.by_id, placements
-        if changes is not None and changes.earlier is self._stamp:
-            by_key = dict(zip(map(id, placements), placements, strict=True))
-            last, renewed = self._last, changes.renewed
-            suspects = [
-                one for key, one in by_key.items() if key not in last or one.job_id in renewed
-            ]
+        since = turn.since(self._turned)
+        if changes is not None and changes.earlier is self._stamp and since is not None:
+            placed, again = turn.by_job, {one.job_id for one in since[0]}
+            again.update([job_id for job_id in changes.renewed if job_id in placed])
+            suspects = [placed[job_id] for job_id in sorted(again)]
         return [
             (statuses[placement.job_id], placement)
             for placement in suspects
@@ -234,9 +270,9 @@ class _Checked:
         good = self.placements.get(id(placement))
         return good is not None and good[0] is status.job and good[1] is status.profile
 
-    def found_good(self, jobs: Standing, placements: Sequence[Placement]) -> None:
+    def found_good(self, jobs: Standing, turn: Turn) -> None:
         """All these placements were found good, or kept from then."""
-        self._stamp, self._last = jobs.stamp, set(map(id, placements))
+        self._stamp, self._turned = jobs.stamp, turn.stamp
 
     def keep(self, status: JobStatus, placement: Placement) -> None:
         """Remember that ``placement`` was found good."""
@@ -273,14 +309,10 @@ class _Checked:
         return found
 
 
-def _check_partition(statuses: Mapping[int, JobStatus], plan: Plan, new: Set[int]) -> None:
+def _check_partition(
+    statuses: Mapping[int, JobStatus], placed: Set[int], waiting: Set[int], new: Set[int]
+) -> None:
     """``new`` are those of the waiting jobs of which it is not known that they are there."""
-    placed = {placement.job_id for placement in plan.placements}
-    if len(placed) != len(plan.placements):
-        raise PlanError(
-            f"a job is placed twice: {[placement.job_id for placement in plan.placements]}"
-        )
-    waiting = plan.waiting.keys()
     known = statuses.keys() >= placed and statuses.keys() >= new
     if known and waiting.isdisjoint(placed) and len(placed) + len(waiting) == len(statuses):
         return

@@ -15,14 +15,18 @@ from slurm_synergy.core.model import (
     Configuration,
     Elasticity,
     Job,
+    JobPhase,
     JobStatus,
     Placement,
     Profile,
     Snapshot,
 )
+from slurm_synergy.core.request import Request
 from slurm_synergy.core.scaling import BatchSize, Scaling, TypeSpeed
 
 __all__ = [
+    "Shape",
+    "Shapes",
     "as_granted",
     "as_placed",
     "as_shaped",
@@ -52,8 +56,9 @@ def gpus_per_replica(job: Job, scaling: Scaling | None, gpu_type: str) -> int:
 def model_on(scaling: Scaling, gpu_type: str) -> ThroughputModel | None:
     """The throughput model to use for GPUs of ``gpu_type`` (algorithms C.5); None if not known.
 
-    Where the job ran on several GPUs of another type only, that type's model is taken, faster or
-    slower by the ratio of both types with a single GPU. Without any such run the model of
+    Where the job ran on several GPUs of another type only, it scales as there: with the largest
+    batch that both types take, the same part of a step is synchronisation. Passes take what they
+    were measured to take on a single GPU, at every batch. Without any such run the model of
     single-GPU profiles says that scaling is perfect.
     """
     own = scaling.speeds.get(gpu_type)
@@ -65,7 +70,7 @@ def models_of(snapshot: Snapshot, job_id: int, scaling: Scaling) -> Mapping[str,
 
     The same object in all rounds with the same nodes, as long as the job's speeds are the same.
     """
-    return _Lasting.of_snapshot(snapshot).models(job_id, scaling)
+    return Shapes.of_snapshot(snapshot).models(job_id, scaling)
 
 
 def _teacher(scaling: Scaling) -> TypeSpeed | None:
@@ -82,29 +87,26 @@ def _teacher(scaling: Scaling) -> TypeSpeed | None:
 def _taught(own: TypeSpeed, other: TypeSpeed | None) -> ThroughputModel:
     if other is None or _has_scaled(own):
         return own.model
-    return _slowed(other.model, _single_rate(other) / _single_rate(own))
+    passes, its = own.model, other.model
+    local = min(own.local_most, other.local_most)
+    factor = _pass_s(passes, local) / _pass_s(its, local)
+    return ThroughputModel(
+        compute_s=passes.compute_s,
+        compute_s_per_sample=passes.compute_s_per_sample,
+        node_sync_s=its.node_sync_s * factor,
+        node_sync_s_per_replica=its.node_sync_s_per_replica * factor,
+        network_sync_s=its.network_sync_s * factor,
+        network_sync_s_per_replica=its.network_sync_s_per_replica * factor,
+        overlap=its.overlap,
+    )
 
 
 def _has_scaled(speed: TypeSpeed) -> bool:
     return speed.explored_gpus > (speed.gpus_per_replica or 1)
 
 
-def _single_rate(speed: TypeSpeed) -> float:
-    """Samples/s of one replica with the largest batch that it takes."""
-    model, batch = speed.model, speed.local_most
-    return batch / (model.compute_s + model.compute_s_per_sample * batch)
-
-
-def _slowed(model: ThroughputModel, factor: float) -> ThroughputModel:
-    return ThroughputModel(
-        compute_s=model.compute_s * factor,
-        compute_s_per_sample=model.compute_s_per_sample * factor,
-        node_sync_s=model.node_sync_s * factor,
-        node_sync_s_per_replica=model.node_sync_s_per_replica * factor,
-        network_sync_s=model.network_sync_s * factor,
-        network_sync_s_per_replica=model.network_sync_s_per_replica * factor,
-        overlap=model.overlap,
-    )
+def _pass_s(model: ThroughputModel, local: int) -> float:
+    return model.compute_s + model.compute_s_per_sample * local
 
 
 def reshaped(job: Job, configuration: Configuration) -> Job:
@@ -134,18 +136,8 @@ def as_granted(snapshot: Snapshot, status: JobStatus, configuration: Configurati
     The same job, speed and configuration give the same job and profile, as objects, in all rounds
     with the same nodes; that profile has no scaling, since the job is no longer elastic.
     """
-    job = status.job
-    if job.elasticity is _RIGID or _is_own(job, configuration):
-        return status
-    known = _Lasting.of_snapshot(snapshot)
-    found, other = known.shapes.get(job.job_id, (None, None))
-    if found is None or not found.serves(known, status, configuration):
-        if other is not None and other.serves(known, status, configuration):
-            found, other = other, found
-        else:
-            found, other = _Shape(known, status, configuration, found), found
-        known.shapes[job.job_id] = found, other
-    return found.granted(status)
+    found = Shapes.of_snapshot(snapshot).of(status, configuration)
+    return status if found is None else found.granted(status)
 
 
 def as_placed(snapshot: Snapshot, status: JobStatus, placement: Placement) -> JobStatus:
@@ -190,17 +182,24 @@ def _is_own(job: Job, configuration: Configuration) -> bool:
     )
 
 
-class _Shape:
-    """An elastic job on one configuration, with what it was made from."""
+class Shape:
+    """An elastic job on one configuration, with what it was made from.
 
-    __slots__ = ("_configuration", "_granted", "_job", "_models", "_profile", "job", "profile")
+    ``asked`` is for whoever asks for room for it: what follows from it and from what the job holds
+    on these nodes, with the latter.
+    """
+
+    __slots__ = (
+        *("_configuration", "_granted", "_job", "_models", "_profile"),
+        *("asked", "job", "profile"),
+    )
 
     def __init__(
         self,
-        known: _Lasting,
+        known: Shapes,
         status: JobStatus,
         configuration: Configuration,
-        before: _Shape | None,
+        before: Shape | None,
     ) -> None:
         self._job, self._profile = status.job, status.profile
         self._configuration = configuration
@@ -214,6 +213,7 @@ class _Shape:
         self.profile = _profile_on(status.profile, self._models, configuration)
         # The job of the last question, and the answer: policy, mechanism and check ask in turn.
         self._granted: tuple[JobStatus | None, JobStatus | None] = (None, None)
+        self.asked: tuple[Placement | None, JobPhase, Request] | None = None
 
     def granted(self, status: JobStatus) -> JobStatus:
         """``status`` as it is there: the same object when it is the same."""
@@ -244,7 +244,7 @@ class _Shape:
             and own.gpu_type == configuration.gpu_type
         )
 
-    def serves(self, known: _Lasting, status: JobStatus, configuration: Configuration) -> bool:
+    def serves(self, known: Shapes, status: JobStatus, configuration: Configuration) -> bool:
         """Whether it is this very job on that configuration, as fast as before."""
         own = self._configuration
         if self._job is not status.job or (own is not configuration and own != configuration):
@@ -262,25 +262,39 @@ class _Shape:
         return True
 
 
-class _Lasting:
+class Shapes:
     """What is made of elastic jobs, by job id; kept with the nodes."""
 
-    __slots__ = ("_models", "shapes")
+    __slots__ = ("_models", "_shapes")
 
     def __init__(self) -> None:
         # The last two of each job: as its batch is hoped to be, and as it is.
-        self.shapes: dict[int, tuple[_Shape, _Shape | None]] = {}
+        self._shapes: dict[int, tuple[Shape, Shape | None]] = {}
         self._models: dict[
             int, tuple[Mapping[str, TypeSpeed] | None, Mapping[str, ThroughputModel]]
         ] = {}
 
     @classmethod
-    def of_snapshot(cls, snapshot: Snapshot) -> _Lasting:
+    def of_snapshot(cls, snapshot: Snapshot) -> Shapes:
         """What there is for the nodes of ``snapshot``."""
         found = snapshot.of_nodes.get(cls)
         most = 2 * len(snapshot.jobs) + _FORGOTTEN_AT_LEAST
-        if not isinstance(found, cls) or max(len(found.shapes), len(found._models)) > most:
+        if not isinstance(found, cls) or max(len(found._shapes), len(found._models)) > most:
             found = snapshot.of_nodes[cls] = cls()
+        return found
+
+    def of(self, status: JobStatus, configuration: Configuration) -> Shape | None:
+        """The job in that shape; None where that changes nothing of it."""
+        job = status.job
+        if job.elasticity is _RIGID or _is_own(job, configuration):
+            return None
+        found, other = self._shapes.get(job.job_id, (None, None))
+        if found is None or not found.serves(self, status, configuration):
+            if other is not None and other.serves(self, status, configuration):
+                found, other = other, found
+            else:
+                found, other = Shape(self, status, configuration, found), found
+            self._shapes[job.job_id] = found, other
         return found
 
     def models(self, job_id: int, scaling: Scaling) -> Mapping[str, ThroughputModel]:

@@ -279,7 +279,8 @@ def _elastic(status: JobStatus, placement: Placement | None, *, is_sized: bool) 
     kinds = f" of type {' or '.join(job.gpu_types)}" if job.gpu_types else ""
     text = f"may have {job.least_gpus} to {job.most_gpus} GPUs{kinds}"
     for one in job.ceilings:
-        text += f", fewer than {one.refused} of type {one.gpu_type} ({one.text})"
+        than = "more" if one.too_few else "fewer"
+        text += f", {than} than {one.refused} of type {one.gpu_type} ({one.text})"
     if job.batch is not None and job.elasticity is Elasticity.ADAPTIVE:
         text += f" and {job.batch[0]} to {job.batch[1]} samples a step"
     if is_sized and not (status.profile.scaling and status.profile.scaling.explored_gpus):

@@ -51,12 +51,13 @@ class Configuration:
 class Ceiling:
     """An elastic job was not started on ``refused`` GPUs of a type: it is offered fewer of it.
 
-    ``text`` says why.
+    ``too_few``: it is offered more of it. ``text`` says why.
     """
 
     gpu_type: str
     refused: int
     text: str
+    too_few: bool = False
 
 
 @quick
@@ -75,7 +76,7 @@ class Job:
     asks for) GPUs, in multiples of ``scale_unit``. ``batch`` is the total batch size that it was
     tuned for, which is its least, and the largest allowed; None: it is not known, and never
     changed. ``guaranteed`` jobs are always given some configuration. ``ceilings`` has at most one
-    entry for each GPU type.
+    entry of each kind for each GPU type; where some are ``too_few``, ``min_gpus`` is above them.
     """
 
     job_id: int
@@ -138,7 +139,9 @@ class Job:
 
     def most_on(self, gpu_type: str) -> int:
         """The most GPUs of that type that may be offered to the job, 0 and less for none."""
-        found = [one.refused - 1 for one in self.ceilings if one.gpu_type == gpu_type]
+        found = [
+            one.refused - 1 for one in self.ceilings if one.gpu_type == gpu_type and not one.too_few
+        ]
         return min(self.most_gpus, *found) if found else self.most_gpus
 
     @property

@@ -213,11 +213,17 @@ class Snapshot(_Lookup):
 
     def node(self, name: str) -> Node:
         """The node called ``name``; raises ModelError when it is not in the pool."""
-        try:
-            by_name = self._by_name
-        except AttributeError:
-            by_name = {node.name: node for node in self.nodes}
-            object.__setattr__(self, "_by_name", by_name)
-        if name not in by_name:
+        found = self.nodes_by_name.get(name)
+        if found is None:
             raise ModelError(f"node {name!r} is not in the snapshot")
-        return by_name[name]
+        return found
+
+    @property
+    def nodes_by_name(self) -> Mapping[str, Node]:
+        """The nodes by their names."""
+        try:
+            return self._by_name
+        except AttributeError:
+            found = {node.name: node for node in self.nodes}
+            object.__setattr__(self, "_by_name", found)
+            return found

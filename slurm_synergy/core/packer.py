@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 
 from slurm_synergy.core.regrouping import pack_around, pack_at_last
 from slurm_synergy.core.request import Request, Step, Trail
-from slurm_synergy.core.room import GpuLayout, Need, Pool, Room, Shape, parts_of
+from slurm_synergy.core.room import GpuLayout, Need, Parts, Pool, Room, Shape, parts_of
 
-__all__ = ["Packer", "pack_gpus"]
+__all__ = ["Mark", "Packer", "pack_gpus"]
+
+Mark = tuple[int, Room]
+"""A number of steps of a trail, and what is left after them; not to be changed."""
+
+_STEPS_BETWEEN_MARKS = 16
+_REQUEST: Callable[[Step], Request] = itemgetter(0)
+_PARTS: Callable[[Step], Parts] = itemgetter(2)
 
 
 class Packer:
@@ -17,16 +25,22 @@ class Packer:
     A job that is added may take the GPUs of running jobs that come after it, but it does not move
     those before it: migration costs a restart, and only a job of higher priority is worth it.
     ``requests`` are the jobs to come, of which those count that hold something now. ``before`` is
-    the trail of an earlier packer for the same nodes.
+    the trail of an earlier packer for the same nodes, ``marks`` are its marks.
     """
 
     def __init__(
-        self, pool: Pool, requests: Iterable[Request], before: Sequence[Step] = ()
+        self,
+        pool: Pool,
+        requests: Iterable[Request],
+        before: Sequence[Step] = (),
+        marks: Sequence[Mark] = (),
     ) -> None:
         self._pool = pool
         self._room = Room(pool)
+        # Of what is in the trail, not all need be among these yet: see ``_fill``.
         self._added: dict[int, Request] = {}
         self._layouts: dict[int, GpuLayout] = {}
+        self._filled = 0
         self._bare = Need(lambda _kind, gpus: (gpus, 0, 0))
         # Claims of running jobs whose turn has not come: avoided if there is another way.
         self._claims = {
@@ -45,8 +59,12 @@ class Packer:
         # Added jobs that may use another GPU type as well, and their GPUs, by the type they have.
         self._movable: dict[str, dict[int, Request]] = {}
         self._movable_gpus: dict[str, int] = {}
-        # What was added before the first refusal, while that was so.
+        # What was added before the first refusal, while that was so, and how many of the first of
+        # these were put where an earlier packer put them.
         self.trail: Trail = []
+        self.retraced = 0
+        # What was left after some of the first steps of the trail.
+        self.marks = list(marks)
         self._before = before
         self._refused = False
         # Added jobs that keep the GPUs that they hold; None once jobs were packed anew.
@@ -55,7 +73,14 @@ class Packer:
     @property
     def layouts(self) -> Mapping[int, GpuLayout]:
         """Where each added job was put."""
+        self._fill()
         return self._layouts
+
+    def _fill(self) -> None:
+        """Take the steps of the trail up by the ids of their jobs."""
+        for request, layout, _ in self.trail[self._filled :]:
+            self._added[request.job_id], self._layouts[request.job_id] = request, layout
+        self._filled = len(self.trail)
 
     def retrace(self, count: int) -> list[Request]:
         """Add the first ``count`` jobs of an earlier packer where it did.
@@ -64,14 +89,16 @@ class Packer:
         """
         if not self.is_plain:
             return []
-        self.trail = list(self._before[:count])
-        self._room.take_all([step[2] for step in self.trail])
-        added = [step[0] for step in self.trail]
-        ids = [request.job_id for request in added]
-        self._added = dict(zip(ids, added, strict=True))
-        self._layouts = dict(zip(ids, [step[1] for step in self.trail], strict=True))
+        self.trail, self.retraced = list(self._before[:count]), count
+        self.marks, begin = [mark for mark in self.marks if mark[0] <= count], 0
+        if self.marks:
+            begin, room = self.marks[-1]
+            self._room = room.copy()
+        self._room.take_all(map(_PARTS, self.trail[begin:]))
+        if count - begin >= _STEPS_BETWEEN_MARKS:
+            self.marks.append((count, self._room.copy()))
         self._count_movable()
-        return added
+        return list(map(_REQUEST, self.trail))
 
     def extend(self, requests: Iterable[Request]) -> list[Request]:
         """Add the first of ``requests``, as long as each finds a place at once: those added.
@@ -81,10 +108,18 @@ class Packer:
         added: list[Request] = []
         if self._anchored is not None:
             return added
+        book, trail = self._room.book, self.trail
+        is_simple = self.is_plain and not self._refused and not self._is_mixed
         for request in requests:
             if request.held is not None:
+                is_simple = False
                 if not self._stay(request):
                     break
+            elif is_simple:  # as _put_new
+                put = book(request.shape, request.need)
+                if put is None:
+                    break
+                trail.append((request, put[0], put[1]))
             elif not self._put_new(request):
                 break
             added.append(request)
@@ -103,6 +138,7 @@ class Packer:
             self._anchored.take(parts)
         self._room.take(parts)
         assert request.held is not None
+        self._fill()
         self.is_plain = False
         self._added[request.job_id] = request
         self._layouts[request.job_id] = request.held
@@ -112,26 +148,29 @@ class Packer:
 
     def _put_new(self, request: Request) -> bool:
         """Add a job on free GPUs, preferably such as no running job behind this one claims."""
-        avoiding = self._avoiding() if self._claims or self._unclaimed is not None else None
+        avoiding = self._unclaimed
+        if avoiding is None and self._claims:
+            avoiding = self._avoiding()
+        shape, need = request.shape, request.need
         if avoiding is None:
-            put = self._room.book(request.shape, request.need)
+            put = self._room.book(shape, need)
         else:
-            put = avoiding.book(request.shape, request.need)
+            put = avoiding.book(shape, need)
             if put is not None:
                 self._room.take(put[1])
             else:
-                put = self._room.book(request.shape, request.need)
+                put = self._room.book(shape, need)
                 if put is not None:
                     avoiding.take(put[1])
         if put is None:
             return False
         layout, parts = put
-        job_id = request.job_id
-        self._added[job_id], self._layouts[job_id] = request, layout
         if self._is_mixed:
             self._note_movable(request, layout)
         if self.is_plain and not self._refused:
             self.trail.append((request, layout, parts))
+        else:
+            self._added[request.job_id], self._layouts[request.job_id] = request, layout
         return True
 
     def packed_again(self) -> Mapping[int, GpuLayout] | None:
@@ -154,7 +193,7 @@ class Packer:
 
     def layout(self, job_id: int) -> GpuLayout | None:
         """Where ``job_id`` was put, or None."""
-        return self._layouts.get(job_id)
+        return self.layouts.get(job_id)
 
     def free_gpus(self, gpu_types: tuple[str, ...]) -> int:
         """Free GPUs of the allowed type (any when empty) that has most of them free."""
@@ -174,6 +213,7 @@ class Packer:
     def _count_movable(self) -> None:
         self._movable, self._movable_gpus = {}, {}
         if self._is_mixed:
+            self._fill()
             for job_id, request in self._added.items():
                 self._note_movable(request, self._layouts[job_id])
 
@@ -192,12 +232,14 @@ class Packer:
         if request.held is not None:
             if self._stay(request):
                 return True
+            self._fill()
             self.is_plain = False
             claim = self._claims.pop(request.job_id, None)
             if claim is not None and self._unclaimed is not None:
                 self._unclaimed.give(claim)
         if self._put_new(request):
             return True
+        self._fill()
         self._refused = True
         if self.reachable_gpus(request.shape[2]) < request.shape[0]:
             return False

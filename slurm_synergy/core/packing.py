@@ -8,20 +8,23 @@ the mechanism does with the rest. Policies ask whether a set packs, mechanisms w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
-from typing import cast
+from itertools import compress, islice
+from operator import attrgetter, itemgetter, not_
+from typing import Any
 
+from slurm_synergy.core.counting import staying_if_all_fit
 from slurm_synergy.core.model import (
     Configuration,
     Grant,
     Job,
+    JobPhase,
     JobStatus,
     Node,
     Placement,
     Profile,
     Snapshot,
 )
-from slurm_synergy.core.packer import Packer, pack_gpus
+from slurm_synergy.core.packer import Mark, Packer, pack_gpus
 from slurm_synergy.core.pipeline import floor_share
 from slurm_synergy.core.regrouping import largest_first
 from slurm_synergy.core.request import Request, Step, Trail, layout_of
@@ -51,6 +54,8 @@ _Asked = tuple[Shape, Need, int]
 _FORGOTTEN_AT_LEAST = 1000
 _MOST_SORTS = 100_000
 
+_GRANT_OF: Callable[[Request], Any] = attrgetter("grant")
+_LAYOUT: Callable[[Step], GpuLayout] = itemgetter(1)
 _REQUEST = maker(Request)
 _GRANT = maker(Grant)
 
@@ -66,12 +71,18 @@ class _Lasting:
             self._usable[kind] += node.capacity.gpus > 0
         # Of jobs that hold nothing, with what they were made from.
         self.requests: dict[int, tuple[Job, Profile, Request]] = {}
+        # Of jobs that run as asked on a single node, likewise.
+        self.running: dict[int, tuple[Job, Profile, Placement, Request]] = {}
         # What jobs that are alike ask for; the profile is kept so that its id stays its own.
         self._sorts: dict[tuple[object, ...], tuple[Profile, _Asked]] = {}
         self._reaches: dict[tuple[Shape, Need], int] = {}
         # How the last packing into empty nodes began, in the order of the policy and by size.
         self.trail: Trail = []
         self.largest_first: Trail = []
+        # How many of the first of ``trail`` come largest first as well.
+        self.ordered = 0
+        self.marks: Sequence[Mark] = ()
+        self.configurations: dict[Shape, Configuration] = {}
 
     @classmethod
     def of_snapshot(cls, snapshot: Snapshot) -> _Lasting:
@@ -81,6 +92,8 @@ class _Lasting:
             found = snapshot.of_nodes[cls] = cls(snapshot)
         if len(found.requests) > 2 * len(snapshot.jobs) + _FORGOTTEN_AT_LEAST:
             found.requests.clear()
+        if len(found.running) > 2 * len(snapshot.jobs) + _FORGOTTEN_AT_LEAST:
+            found.running.clear()
         return found
 
     def needs(self, rule: Rule) -> Needs:
@@ -89,12 +102,24 @@ class _Lasting:
             self._needs[rule] = Needs.shared(self.pool, rule)
         return self._needs[rule]
 
-    def as_asked(self, status: JobStatus) -> Request | None:
-        """The request that was made before for just what a job that holds nothing asks for."""
-        kept = self.requests.get(status.job.job_id)
-        if kept is None or kept[0] is not status.job or kept[1] is not status.profile:
-            return None
-        return None if kept[2].made_of is None else kept[2]
+    def pending(self, status: JobStatus) -> Request:
+        """What a job that holds nothing asks for, as the user has it; made once."""
+        job, profile = status.job, status.profile
+        kept = self.requests.get(job.job_id)
+        known = kept is not None and kept[0] is job and kept[1] is profile
+        if kept is not None and known and kept[2].made_of is not None:
+            return kept[2]
+        shape, need, reach = self.asked(status)
+        made = _REQUEST(
+            job_id=job.job_id,
+            shape=shape,
+            need=need,
+            held_parts=[],
+            reach=reach,
+            made_of=(job, profile),
+        )
+        self.requests[job.job_id] = (job, profile, made)
+        return made
 
     def asked(self, status: JobStatus) -> _Asked:
         """What a job asks for as the user has it."""
@@ -142,6 +167,9 @@ class Requests:
         self._floors = self._lasting.needs(floor_share)
         self._made: dict[int, Request] = {}
         self._packed: tuple[list[Request], Mapping[int, GpuLayout | None]] = ([], {})
+        self._counted: tuple[list[Request], frozenset[int] | None] = ([], None)
+        # The packer that put just the requests of ``_packed``, one after the other, if one did.
+        self._adopted: Packer | None = None
         self._granted: tuple[tuple[Grant, ...], Sequence[Request]] = ((), ())
 
     @classmethod
@@ -158,23 +186,49 @@ class Requests:
         asked = list(requests)
         if asked != before:
             packed = pack_gpus(self.pool, asked, self._lasting.largest_first)
-            self._packed = (asked, packed)
+            self._packed, self._adopted = (asked, packed), None
+        elif self._adopted is not None:
+            packed = self._adopted.layouts
         return packed
 
-    def adopt(self, requests: Sequence[Request], packer: Packer) -> None:
+    def staying(self, requests: Sequence[Request]) -> frozenset[int] | None:
+        """Ids of those that ``pack`` of these leaves where they are, if each gets a place.
+
+        None where only ``pack`` tells, and where it has been asked, so that it costs no more.
+        """
+        asked = list(requests)
+        if asked == self._packed[0]:
+            return None
+        if asked != self._counted[0]:
+            self._counted = asked, staying_if_all_fit(self.pool, asked)
+        return self._counted[1]
+
+    def layouts(self, requests: Sequence[Request]) -> list[GpuLayout | None]:
+        """``pack`` of these requests: where each of them goes."""
+        if self._adopted is not None and requests == self._packed[0]:
+            return list(map(_LAYOUT, self._adopted.trail))
+        packed = self.pack(requests)
+        return [packed[request.job_id] for request in requests]
+
+    def adopt(self, requests: list[Request], packer: Packer) -> None:
         """Take over how ``packer`` put exactly these, where ``pack`` would do the very same."""
+        lasting, self._adopted = self._lasting, None
         if packer.is_plain:
-            self._lasting.trail = packer.trail
-            if largest_first(requests):
-                self._packed = (list(requests), packer.layouts)
+            ordered = largest_first(requests, min(packer.retraced, lasting.ordered))
+            lasting.trail, lasting.ordered = packer.trail, min(ordered, len(packer.trail))
+            lasting.marks = packer.marks
+            if ordered == len(packer.trail) == len(requests):
+                self._packed, self._adopted = (requests, {}), packer
+            elif ordered == len(requests):
+                self._packed = (requests, packer.layouts)
             return
         packed = packer.packed_again()
         if packed is not None:
-            self._packed = (list(requests), packed)
+            self._packed = (requests, packed)
 
     def packer(self, holding: Iterable[Request]) -> Packer:
         """A packer for jobs of which ``holding`` hold something."""
-        return Packer(self.pool, holding, self._lasting.trail)
+        return Packer(self.pool, holding, self._lasting.trail, self._lasting.marks)
 
     def needs(self, rule: Rule) -> Needs:
         """What jobs need by ``rule``."""
@@ -190,11 +244,8 @@ class Requests:
         made = self._made.get(job_id)
         if configuration is None:
             if made is None and status.lease is None:
-                made = self._lasting.as_asked(status)
-                if made is not None:
-                    self._made[job_id] = made
-                    return made
-            elif made is not None and made.made_of is not None:
+                made = self._made[job_id] = self._lasting.pending(status)
+            if made is not None and made.made_of is not None:
                 return made
             asked = self._lasting.asked(status)
             if made is not None and made.shape == asked[0]:
@@ -210,6 +261,11 @@ class Requests:
             return made
         need = self._floors.of(status)
         return self._known(status, (shape, need, self._lasting.reach(shape, need)))
+
+    def again(self, request: Request) -> Request:
+        """A request that ``of`` made in an earlier round with these nodes, of a job as it was."""
+        self._made[request.job_id] = request
+        return request
 
     def _known(self, status: JobStatus, asked: _Asked) -> Request:
         """The request of a job that asks for that; one that holds nothing may have it already."""
@@ -229,22 +285,22 @@ class Requests:
 
     def grant(self, granted: Sequence[Request]) -> tuple[Grant, ...]:
         """The word of a policy that grants just these, which is kept with each of them."""
-        if not all([request.grant for request in granted]):  # noqa: C419 - quicker
-            self._make_grants(granted)
-        grants = tuple([cast(Grant, request.grant) for request in granted])
+        grants = tuple(map(_GRANT_OF, granted))
+        if not all(grants):
+            self._make_grants(compress(granted, map(not_, grants)))
+            grants = tuple(map(_GRANT_OF, granted))
         self._granted = grants, granted
         return grants
 
-    def _make_grants(self, granted: Sequence[Request]) -> None:
-        made: dict[Shape, Configuration] = {}
+    def _make_grants(self, granted: Iterable[Request]) -> None:
+        made = self._lasting.configurations
         for request in granted:
-            if request.grant is None:
-                shape = request.shape
-                if shape not in made:
-                    gpus, nodes, types = shape
-                    only = types[0] if len(types) == 1 else None
-                    made[shape] = Configuration(gpus=gpus, nodes=nodes, gpu_type=only)
-                request.grant = _GRANT(job_id=request.job_id, configuration=made[shape])
+            shape = request.shape
+            if shape not in made:
+                gpus, nodes, types = shape
+                only = types[0] if len(types) == 1 else None
+                made[shape] = Configuration(gpus=gpus, nodes=nodes, gpu_type=only)
+            request.grant = _GRANT(job_id=request.job_id, configuration=made[shape])
 
     def of_grants(self, grants: tuple[Grant, ...]) -> Sequence[Request]:
         """The requests of which ``grants`` are the word; empty if ``grant`` did not make it."""
@@ -287,7 +343,51 @@ class Requests:
 
     def of_holding(self, statuses: Iterable[JobStatus]) -> dict[int, Request]:
         """``of`` by job id, for those of ``statuses`` that hold something that they may keep."""
-        return {one.job.job_id: self.of(one) for one in statuses if held(one) is not None}
+        found: dict[int, Request] = {}
+        for status in statuses:
+            now = held(status)
+            if now is not None:
+                job_id = status.job.job_id
+                made = None if job_id in self._made else self._on_one_node(status, now)
+                if made is None:
+                    made = self.of(status)
+                found[job_id] = self._made[job_id] = made
+        return found
+
+    def _on_one_node(self, status: JobStatus, now: Placement) -> Request | None:
+        """``_make`` of a job that runs as asked, in a third of the time; None for any other.
+
+        That is one on a single node that can be used, which may be stopped and follows leases.
+        What it asks for is kept for the next rounds.
+        """
+        job, profile, pool = status.job, status.profile, self.pool
+        if status.phase is not JobPhase.RUNNING:
+            return None
+        known = self._lasting.running.get(job.job_id)
+        if known is not None and known[0] is job and known[1] is profile and known[2] is now:
+            return known[3]
+        if len(now.shares) != 1 or not (job.preemptible and job.wrapped):
+            return None
+        ((name, share),) = now.shares
+        shape, need, reach = self._lasting.asked(status)
+        gpus, nodes, types = shape
+        if gpus != share.gpus or nodes not in (None, 1) or types or name not in self._usable:
+            return None
+        number = pool.number[name]
+        layout = pool.on_one(number, gpus)
+        if layout[0] != now.gpu_type:
+            return None
+        made = _REQUEST(
+            job_id=job.job_id,
+            shape=shape,
+            need=need,
+            held=layout,
+            held_parts=[(number, need.at(pool.kind_of[number], gpus))],
+            may_stay=True,
+            reach=reach,
+        )
+        self._lasting.running[job.job_id] = (job, profile, now, made)
+        return made
 
     def _make(self, status: JobStatus, asked: _Asked) -> Request:
         shape, need, reach = asked

@@ -51,6 +51,10 @@ THETA = 0.97
 # Memory is handed out in GiB: finer steps would change the leases without changing any rate.
 MEM_STEP_MIB = 1024
 
+_MOST_FITTED = 8192
+# By profile and process memory. The profile is kept beside, so that its id stays its own.
+_fitted: dict[tuple[int, int], tuple[Profile, Profile]] = {}
+
 
 def preprocess_rate(model: PipelineModel, cpus: int) -> float:
     """Samples/s that ``cpus`` cores of one node preprocess: linear between points, flat after."""
@@ -137,16 +141,23 @@ def fit_to_job(profile: Profile, job: Job) -> Profile:
     """The profile as far as it holds for this very job.
 
     With the process memory that the user named, if any; without the pipeline where it was measured
-    behind fewer GPUs than the job has on a node, which is as good as not known.
+    behind fewer GPUs than the job has on a node, which is as good as not known. Jobs that are alike
+    get the same object: what follows from a profile is known by it.
     """
     if profile.pipeline is None:
         return profile
-    if 0 < profile.measured_gpus < job.gpus // (job.nodes or 1):
-        return replace(profile, pipeline=None)
-    if not job.min_mem_mib_per_node:
+    is_known = not 0 < profile.measured_gpus < job.gpus // (job.nodes or 1)
+    mem_mib = job.min_mem_mib_per_node if is_known else -1
+    if not mem_mib:
         return profile
-    pipeline = replace(profile.pipeline, process_mem_mib=job.min_mem_mib_per_node)
-    return replace(profile, pipeline=pipeline)
+    key = (id(profile), mem_mib)
+    found = _fitted.get(key)
+    if found is None:
+        pipeline = replace(profile.pipeline, process_mem_mib=mem_mib) if is_known else None
+        if len(_fitted) >= _MOST_FITTED:
+            _fitted.clear()
+        found = _fitted[key] = (profile, replace(profile, pipeline=pipeline))
+    return found[1]
 
 
 def min_mem_mib(status: JobStatus) -> int:

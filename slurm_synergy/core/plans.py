@@ -52,6 +52,7 @@ class Grant:
     configuration: Configuration
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """The policy's word: grants in priority order, and why the others wait.
@@ -69,6 +70,7 @@ class Decision:
     hopes: bool = False
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """The mechanism's word: placements, and grants that could not be placed with the reason.
@@ -81,6 +83,7 @@ class Layout:
     solver: Mapping[str, object] = field(default_factory=dict)
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What shall be true after this round. ``placements`` sorted by job id.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from operator import le
+from operator import attrgetter, le
 
 from slurm_synergy.core.request import Request, Step, Trail
 from slurm_synergy.core.room import GpuLayout, Room
@@ -12,12 +12,18 @@ __all__ = ["largest_first", "pack_around", "pack_at_last", "retraced"]
 
 # How often jobs are packed anew, in another order, before a job is refused.
 _TRIES = 6
+_SIZE = attrgetter("size")
 
 
-def largest_first(requests: Sequence[Request]) -> bool:
-    """Whether ``pack_around`` would take them in this very order."""
-    sizes = [one.size for one in requests]
-    return all(map(le, sizes, sizes[1:]))
+def largest_first(requests: Sequence[Request], known: int = 0) -> int:
+    """How many of the first ones ``pack_around`` would take in this very order.
+
+    Of ``known`` it is known already.
+    """
+    begin = max(known - 1, 0)
+    sizes = list(map(_SIZE, requests[begin:]))
+    ascends = list(map(le, sizes, sizes[1:]))
+    return len(requests) if all(ascends) else begin + ascends.index(False) + 1
 
 
 def pack_around(

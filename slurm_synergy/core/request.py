@@ -27,7 +27,9 @@ class Request:
     keeps its GPUs in any case, ``frozen`` that it keeps its cores and memory as well. ``grant`` is
     the word of a policy that grants just this, once there is one. ``reach`` counts the GPUs that
     such jobs could take in the empty pool: the fewer, the harder it is to place. ``made_of`` are
-    the job and the profile of a request that is just what the user asked for.
+    the job and the profile of a request that is just what the user asked for. ``size``, which
+    follows from the others, sorts the largest first, and of one size those first that are the
+    hardest to place.
     """
 
     job_id: int
@@ -41,21 +43,16 @@ class Request:
     grant: Grant | None = None
     reach: int = 0
     made_of: tuple[Job, Profile] | None = None
-    _size: tuple[int, int, int] | None = None
+    size: tuple[int, int, int] = (0, 0, 0)
+
+    def __post_init__(self) -> None:
+        gpus, nodes, _ = self.shape
+        self.size = (-(gpus // (nodes or 1)), -gpus, self.reach)
 
     @property
     def gpus(self) -> int:
         """GPUs in total."""
         return self.shape[0]
-
-    @property
-    def size(self) -> tuple[int, int, int]:
-        """Sorts the largest first, and of one size those first that are the hardest to place."""
-        found = self._size
-        if found is None:
-            gpus, nodes, _ = self.shape
-            found = self._size = (-(gpus // (nodes or 1)), -gpus, self.reach)
-        return found
 
 
 def layout_of(placement: Placement) -> GpuLayout:

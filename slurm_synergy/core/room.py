@@ -96,13 +96,15 @@ class Room:
     def take(self, parts: Parts) -> None:
         """Book ``parts``."""
         for number, (gpus, cpus, mem_mib) in parts:
-            if self._buckets is None and self._gpus[number] >= gpus:
-                self._gpus[number] -= gpus
-                self._cpus[number] -= cpus
-                self._mem_mib[number] -= mem_mib
-                self._free_of_kind[self.pool.kind_of[number]] -= gpus
-            else:
+            free = self._gpus[number]
+            if free > 0 and (self._buckets is not None or free < gpus):
                 self._change(number, -gpus, -cpus, -mem_mib)
+                continue
+            self._gpus[number] = free - gpus
+            self._cpus[number] -= cpus
+            self._mem_mib[number] -= mem_mib
+            if free > 0:  # else it is in no bucket, nor counted
+                self._free_of_kind[self.pool.kind_of[number]] -= gpus
 
     def take_all(self, several: Iterable[Parts]) -> None:
         """Book the parts of several jobs."""
@@ -123,24 +125,41 @@ class Room:
         if self._failed and (shape, need) in self._failed:
             return None
         gpus, nodes, allowed = shape
-        pool = self.pool
-        kind = pool.only_kind(allowed) if nodes in _ONE_AT_BEST else None
+        kind = self.pool.only_kind(allowed) if nodes in _ONE_AT_BEST else None
         if kind is None:
             layout = self.find(shape, need)
         else:
             if self._free_of_kind[kind] >= gpus:
                 needs = need.at(kind, gpus)
-                entry = _pop((self._buckets or self._index())[kind], needs)
-                if entry is not None:
-                    number = entry[2]
-                    self._put_back(kind, entry, self._gpus[number] - gpus, 1, needs)
-                    return pool.on_one(number, gpus), [(number, needs)]
+                number = self._pop(kind, needs)
+                if number is not None:
+                    return self.pool.on_one(number, gpus), [(number, needs)]
             layout = self._spread(kind, shape, need)
         if layout is None:
             return None
-        parts = parts_of(pool, layout, need)
+        parts = parts_of(self.pool, layout, need)
         self.take(parts)
         return layout, parts
+
+    def _pop(self, kind: int, needs: Amounts) -> int | None:
+        """``_tightest``, and what is needed taken there."""
+        gpus, cpus, mem_mib = needs
+        buckets = (self._buckets or self._index())[kind]
+        for free in range(gpus, len(buckets)):
+            bucket = buckets[free]
+            if not bucket:
+                continue
+            for at in range(bisect_left(bucket, (cpus,)), len(bucket)):
+                if bucket[at][1] >= mem_mib:
+                    has_cpus, has_mib, number = bucket.pop(at)
+                    left = self._gpus[number] = free - gpus
+                    self._cpus[number] = has_cpus - cpus
+                    self._mem_mib[number] = has_mib - mem_mib
+                    self._free_of_kind[kind] -= gpus
+                    if left:
+                        insort(buckets[left], (has_cpus - cpus, has_mib - mem_mib, number))
+                    return number
+        return None
 
     def book_all(self, shape: Shape, need: Need, count: int) -> list[tuple[GpuLayout, Parts]]:
         """``book`` for ``count`` jobs that are alike, one after the other, until one fails.
@@ -363,18 +382,6 @@ class Room:
                 if number not in seen:
                     seen.add(number)
                     yield number, count
-
-
-def _pop(buckets: list[list[tuple[int, int, int]]], needs: Amounts) -> tuple[int, int, int] | None:
-    """The tightest node out of ``buckets``, as ``Room._tightest``."""
-    gpus, cpus, mem_mib = needs
-    for free in range(gpus, len(buckets)):
-        bucket = buckets[free]
-        if bucket:
-            for at in range(bisect_left(bucket, (cpus,)), len(bucket)):
-                if bucket[at][1] >= mem_mib:
-                    return bucket.pop(at)
-    return None
 
 
 def _times(free: int, entry: tuple[int, int, int], needs: Amounts) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from slurm_synergy.core.model import JobPhase, JobStatus, Placement, Reason, Snapshot
+from slurm_synergy.core.values import quick
 
 __all__ = [
     "Ascending",
@@ -32,6 +33,7 @@ class Stamp:
     __slots__ = ()
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
     """How jobs differ from those of an ``earlier`` standing.
@@ -133,6 +135,8 @@ def inherit(snapshot: Snapshot, earlier: Snapshot) -> None:
     """
     if snapshot.nodes == earlier.nodes:
         object.__setattr__(snapshot, "_of_nodes", earlier.of_nodes)
+        object.__setattr__(snapshot, "_usable", earlier.usable)
+        object.__setattr__(snapshot, "_by_name", earlier.nodes_by_name)
 
 
 def held(status: JobStatus) -> Placement | None:

@@ -18,8 +18,8 @@ from slurm_synergy.core.model import Node, Snapshot
 from slurm_synergy.core.pipeline import job_rate, proportional_share
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.room import Amounts, GpuLayout, Pool
+from slurm_synergy.mechanisms.claims import Claims, Row
 from slurm_synergy.mechanisms.placing import Party
-from slurm_synergy.mechanisms.sharing import Claims, Row
 
 __all__ = ["exchange"]
 
@@ -54,13 +54,19 @@ class _Sort(NamedTuple):
 _Guest = tuple[int, _Sort]
 """Id and sort of a new job that has all its GPUs on one node."""
 
+_Look = tuple[int, int, int, tuple[int, ...], tuple[int, ...]]
+"""All of a node that matters to exchanges; nodes that look the same have the same answers."""
+
+_Deal = tuple[list[int], list[int]]
+"""What is given and what is taken for it, by the places of guests on their nodes."""
+
 
 @dataclass(slots=True, eq=False)
 class _Host:
     """A node: what is left beyond all floors, the jobs that stay, and those that may change.
 
     ``met`` and ``lack`` are the parts of the demands' gains that can and cannot be met; ``spare``
-    what is left then of cores and memory, in parts of the node.
+    what is left then of cores and memory, in parts of the node. ``look`` stands for all of this.
     """
 
     number: int
@@ -72,6 +78,7 @@ class _Host:
     met: float = 0.0
     lack: float = 0.0
     spare: tuple[float, float] = (0.0, 0.0)
+    look: _Look = (0, 0, 0, (), ())
 
     def book(self, sort: _Sort, sign: int) -> None:
         """Take (1) or give back (-1) the floor of a job."""
@@ -131,15 +138,19 @@ def _hosts(
         free = pool.nodes[number].capacity
         hosts[number] = _Host(number, free.gpus, free.cpus, free.mem_mib, [], [])
     sorts: dict[tuple[object, ...], _Sort] = {}
+    alike: dict[_Sort, _Sort] = {}
+    own: dict[int, _Sort] = {}  # by the id of the claim, which the needs keep
     claims = Claims(snapshot, pool)
     for party in parties:
         layout = layouts[party.job_id]
         new = claims.unbound(party, layout)
         if new is not None and party.job_id in moving:
             number, claim = new
-            sort = claim.sort
+            sort = own.get(id(claim))
             if sort is None:
-                sort = claim.sort = _sort(pool.nodes[number], party, (number, *claim.row))
+                if claim.sort is None:
+                    claim.sort = _sort(pool.nodes[number], party, (number, *claim.row))
+                sort = own[id(claim)] = alike.setdefault(claim.sort, claim.sort)
             its = hosts[number]
             its.gpus -= sort.gpus
             its.cpus -= sort.cpus
@@ -152,7 +163,8 @@ def _hosts(
                 continue
             key = (party.request.need, party.want, pool.kind_of[row[0]], *row[1:])
             if key not in sorts:
-                sorts[key] = _sort(pool.nodes[row[0]], party, row)
+                sort = _sort(pool.nodes[row[0]], party, row)
+                sorts[key] = alike.setdefault(sort, sort)
             host.book(sorts[key], 1)
             if party.job_id in moving:
                 host.guests.append((party.job_id, sorts[key]))
@@ -190,9 +202,8 @@ def _worth(sorts: Iterable[_Sort], cpus: float, mem_mib: float) -> tuple[float, 
     As if rates were linear between floor and demand, and parts of a core could be given.
     """
     total = 0.0
-    for _, gain, more_cpus, more_mem_mib, _, _, _, _ in sorted(sorts):
-        if gain <= 0.0:
-            break
+    hungry = sorted([one for one in sorts if one.gain > 0.0])
+    for _, gain, more_cpus, more_mem_mib, _, _, _, _ in hungry:
         part = 1.0
         # Less than nothing is left where jobs hold more than the node has; who wants no more of
         # that is not concerned.
@@ -214,6 +225,9 @@ class _Market:
         self._whole = (max(node.total.cpus, 1), max(node.total.mem_mib, 1))
         self._hosts = {host.number: host for host in hosts}
         self._places: dict[int, int] = {}
+        # What was found for nodes that look like that.
+        self._values: dict[_Look, tuple[float, float, tuple[float, float]]] = {}
+        self._deals: dict[tuple[_Look, _Look], _Deal | None] = {}
         # The most crowded first; a node is looked at again when it has changed.
         self._crowded: list[tuple[float, int]] = []
         # By cores and by memory: those with most to spare first.
@@ -231,10 +245,17 @@ class _Market:
             insort(its, (-spare, host.number))
 
     def _value(self, host: _Host) -> None:
-        sorts = _sorts(host)
-        host.met, cpus, mem_mib = _worth(sorts, host.cpus, host.mem_mib)
-        host.lack = sum([sort.gain for sort in sorts]) - host.met
-        host.spare = (cpus / self._whole[0], mem_mib / self._whole[1])
+        # Equal sorts of one decision are the same object.
+        staying, guests = tuple(map(id, host.staying)), tuple([id(sort) for _, sort in host.guests])
+        look = host.look = (host.gpus, host.cpus, host.mem_mib, staying, guests)
+        known = self._values.get(look)
+        if known is None:
+            sorts = _sorts(host)
+            met, cpus, mem_mib = _worth(sorts, host.cpus, host.mem_mib)
+            lack = sum([sort.gain for sort in sorts]) - met
+            known = (met, lack, (cpus / self._whole[0], mem_mib / self._whole[1]))
+            self._values[look] = known
+        host.met, host.lack, host.spare = known
         if host.lack > _LEAST_GAIN and host.guests:
             heapq.heappush(self._crowded, (-host.lack, host.number))
 
@@ -256,14 +277,19 @@ class _Market:
         scarce = 0 if host.spare[0] <= host.spare[1] else 1
         for _, number in self._spare[scarce][:_PARTNERS]:
             other = self._hosts[number]
-            if other is host or not _may_gain(host, other):
+            if other is host:
                 continue
-            found = _best(host, other)
-            if found is not None:
+            key = host.look, other.look
+            if key not in self._deals:
+                self._deals[key] = _deal(host, other)
+            deal = self._deals[key]
+            if deal is not None:
                 self._leave(host)
                 self._leave(other)
-                self._move(host, other, found[0])
-                self._move(other, host, found[1])
+                given = [host.guests[at] for at in deal[0]]
+                taken = [other.guests[at] for at in deal[1]]
+                self._move(host, other, given)
+                self._move(other, host, taken)
                 self._enter(host)
                 self._enter(other)
                 return True
@@ -280,6 +306,15 @@ class _Market:
 
 def _sorts(host: _Host) -> list[_Sort]:
     return [*host.staying, *[guest[1] for guest in host.guests]]
+
+
+def _deal(one: _Host, other: _Host) -> _Deal | None:
+    """The best exchange of two nodes, if any is worth while."""
+    found = _best(one, other) if _may_gain(one, other) else None
+    if found is None:
+        return None
+    given, taken = found
+    return list(map(one.guests.index, given)), list(map(other.guests.index, taken))
 
 
 def _may_gain(one: _Host, other: _Host) -> bool:

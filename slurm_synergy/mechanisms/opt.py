@@ -39,7 +39,7 @@ from slurm_synergy.mechanisms.placing import (
     make_placements,
     pack,
 )
-from slurm_synergy.mechanisms.tune import choose_nodes, full_demand
+from slurm_synergy.mechanisms.tune import choose_nodes, full_demand, settled
 from slurm_synergy.milp import Constraint, Problem, Solution, Variable, solve
 
 __all__ = ["OPT", "Opt"]
@@ -102,7 +102,7 @@ class Opt:
         rule = _Allotment(chosen)
         given = make_parties(snapshot, decision, requests, rule, alike=False)
         given = by_size(party for party in given if party.job_id in base)
-        layouts, shared = choose_nodes(snapshot, pool, given, base)
+        layouts, shared = choose_nodes(snapshot, pool, given, settled(given, base), lambda: base)
         layout = build_layout(make_placements(given, layouts, shared), decision)
         return replace(layout, solver=_report(solution))
 

@@ -161,6 +161,13 @@ def make_placements(
 ) -> tuple[Placement, ...]:
     """The placements of all parties; an unchanged one is the one that the job has now."""
     known: dict[tuple[int, int, int], Resources] = {}
+
+    def share_of(gpus: int, cpus: int, mem_mib: int) -> Resources:
+        key = gpus, cpus, mem_mib
+        if key not in known:
+            known[key] = Resources(gpus=gpus, cpus=cpus, mem_mib=mem_mib)
+        return known[key]
+
     placements = []
     for party in parties:
         now, job_id = party.now, party.job_id
@@ -177,17 +184,16 @@ def make_placements(
         ):
             placements.append(now)
             continue
-        shares = []
-        for (name, gpus), cpus, mem_mib in zip(parts, all_cpus, all_mem_mib, strict=True):
-            key = (gpus, cpus, mem_mib)
-            share = known.get(key)
-            if share is None:
-                share = known[key] = Resources(gpus=gpus, cpus=cpus, mem_mib=mem_mib)
-            shares.append((name, share))
-        make = _ON_ONE_NODE if len(shares) == 1 else _PLACEMENT
-        placements.append(
-            make(job_id=job_id, gpu_type=gpu_type, shares=tuple(shares), batch=party.batch)
-        )
+        if len(parts) == 1:  # most jobs; as below, in two thirds of the time
+            name, gpus = parts[0]
+            key = gpus, all_cpus[0], all_mem_mib[0]
+            shares: tuple[tuple[str, Resources], ...] = ((name, known.get(key) or share_of(*key)),)
+            make = _ON_ONE_NODE
+        else:
+            rows = zip(parts, all_cpus, all_mem_mib, strict=True)
+            shares = tuple([(part[0], share_of(part[1], *rest)) for part, *rest in rows])
+            make = _PLACEMENT
+        placements.append(make(job_id=job_id, gpu_type=gpu_type, shares=shares, batch=party.batch))
     return tuple(placements)
 
 

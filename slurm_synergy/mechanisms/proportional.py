@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import repeat
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import cast
 
 from slurm_synergy.core.elastic import as_granted
-from slurm_synergy.core.model import Decision, JobStatus, Layout, Placement, Snapshot
+from slurm_synergy.core.model import (
+    Decision,
+    Elasticity,
+    JobStatus,
+    Layout,
+    Placement,
+    Snapshot,
+)
 from slurm_synergy.core.packing import Request, Requests
 from slurm_synergy.core.pipeline import proportional_share
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.room import GpuLayout
 from slurm_synergy.core.scaling import BatchSize
+from slurm_synergy.core.sequences import alike
 from slurm_synergy.core.snapshot import status_of
 from slurm_synergy.core.totals import Totals
+from slurm_synergy.core.values import maker
 from slurm_synergy.mechanisms.placing import (
     build_layout,
     by_size,
@@ -27,8 +35,11 @@ from slurm_synergy.mechanisms.sharing import share_out
 
 __all__ = ["PROPORTIONAL", "Proportional"]
 
-_FORGOTTEN_AT_LEAST = 1000
 _NOTHING = (0, 0, 0)
+# Until Python 3.12, looking up a member of an enumeration takes longer than comparing it.
+_RIGID = Elasticity.RIGID
+_PLACEMENT = maker(Placement)
+_ON_ONE_NODE = maker(Placement, checked=False)
 _HELD, _ID = attrgetter("held"), attrgetter("job_id")
 
 
@@ -57,16 +68,16 @@ class Proportional:
         return build_layout(make_placements(placed, layouts, shared), decision)
 
 
-_Key = tuple[int, int, BatchSize | None]
-
-
 class _Shares:
     """Whole shares that were given before; kept with the nodes, as they depend on no other job."""
 
+    __slots__ = ("_granted", "_layouts", "_placements")
+
     def __init__(self) -> None:
-        # By the ids of the request and of where it was put, which are kept so that the ids stay.
-        self._given: dict[_Key, Placement] = {}
-        self._made_of: dict[_Key, tuple[Request, GpuLayout]] = {}
+        # The last requests, where they were put, and what they got.
+        self._granted: Sequence[Request] = ()
+        self._layouts: Sequence[GpuLayout] = ()
+        self._placements: list[Placement] = []
 
     @classmethod
     def of_snapshot(cls, snapshot: Snapshot) -> _Shares:
@@ -80,20 +91,19 @@ class _Shares:
         self,
         granted: Sequence[Request],
         layouts: Sequence[GpuLayout],
-        batches: Iterable[BatchSize | None],
         make: Callable[[int], Placement],
     ) -> list[Placement]:
         """The placement of each request there; ``make`` makes that of one by its number."""
-        keys = list(zip(map(id, granted), map(id, layouts), batches))  # noqa: B905 - endless batches
-        found = list(map(self._given.get, keys))
-        new = [at for at, one in enumerate(found) if one is None]
-        for at in new:
-            found[at] = self._given[keys[at]] = make(at)
-            self._made_of[keys[at]] = granted[at], layouts[at]
-        if new and len(self._given) > 4 * len(keys) + _FORGOTTEN_AT_LEAST:
-            self._given = dict(zip(keys, cast(list[Placement], found), strict=True))
-            self._made_of = {key: self._made_of[key] for key in keys}
-        return cast(list[Placement], found)
+        before, places, given = self._granted, self._layouts, self._placements
+        same = min(alike(before, granted), alike(places, layouts))
+        known = dict(zip(map(id, before[same:]), range(same, len(before)), strict=True))
+        found = given[:same]
+        for at in range(same, len(granted)):
+            last = known.get(id(granted[at]))
+            is_there = last is not None and places[last] is layouts[at]
+            found.append(given[last] if is_there and last is not None else make(at))
+        self._granted, self._layouts, self._placements = granted, layouts, found
+        return found
 
 
 def _whole_shares(
@@ -104,26 +114,32 @@ def _whole_shares(
     Nothing has to be shared out then, so a share that was given before is given again.
     """
     statuses, grants = status_of(snapshot), decision.grants
-    granted = requests.of_grants(grants)
-    batches: Iterable[BatchSize | None] = repeat(None)
+    granted, has_batches = requests.of_grants(grants), False
     if not granted:
         pairs = [(statuses[grant.job_id], grant.configuration) for grant in grants]
         granted = [requests.of(as_granted(snapshot, *pair), pair[1]) for pair in pairs]
-        batches = [grant.configuration.batch for grant in grants]
+        has_batches = any(grant.configuration.batch is not None for grant in grants)
     if any(map(_HELD, granted)):
         return None
-    packed = pack(requests, decision, granted)
-    layouts = list(map(packed.__getitem__, map(_ID, granted)))
+    if decision.packing is None:
+        layouts = requests.layouts(granted)
+    else:
+        layouts = list(map(decision.packing.__getitem__, map(_ID, granted)))
     if not all(layouts):
         return None
     there = cast(list[GpuLayout], layouts)
 
     def make(at: int) -> Placement:
         request, configuration = granted[at], grants[at].configuration
-        status = as_granted(snapshot, statuses[request.job_id], configuration)
+        status = statuses[request.job_id]
+        if status.job.elasticity is not _RIGID:
+            status = as_granted(snapshot, status, configuration)
         return _whole_share(status, request, requests, there[at], configuration.batch)
 
-    placements = _Shares.of_snapshot(snapshot).of(granted, there, batches, make)
+    if has_batches:
+        placements = list(map(make, range(len(granted))))
+    else:
+        placements = _Shares.of_snapshot(snapshot).of(granted, there, make)
     used = Totals.of_snapshot(snapshot).by_node(placements)
     for node in snapshot.nodes:
         gpus, cpus, mem_mib = used.get(node.name, _NOTHING)
@@ -141,12 +157,17 @@ def _whole_share(
     batch: BatchSize | None,
 ) -> Placement:
     want, pool = requests.needs(proportional_share).of(status), requests.pool
-    shares = []
+    floor, kept, shares = request.need, want.kept, []
     for name, gpus in layout[1]:
         kind = pool.kind_of[pool.number[name]]
-        _, cpus, mem_mib = map(max, want.at(kind, gpus), request.need.at(kind, gpus))
-        shares.append((name, Resources(gpus=gpus, cpus=cpus, mem_mib=mem_mib)))
-    return Placement(job_id=request.job_id, gpu_type=layout[0], shares=tuple(shares), batch=batch)
+        key = (Resources, floor, kind, gpus)
+        share = kept.get(key)
+        if share is None:
+            _, cpus, mem_mib = map(max, want.at(kind, gpus), floor.at(kind, gpus))
+            share = kept[key] = Resources(gpus=gpus, cpus=cpus, mem_mib=mem_mib)
+        shares.append((name, share))
+    make = _ON_ONE_NODE if len(shares) == 1 else _PLACEMENT
+    return make(job_id=request.job_id, gpu_type=layout[0], shares=tuple(shares), batch=batch)
 
 
 PROPORTIONAL = Proportional()

@@ -9,22 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import sub
-from typing import Any
 
-from slurm_synergy.core.model import JobStatus, Snapshot
-from slurm_synergy.core.packing import Request
-from slurm_synergy.core.pipeline import cpu_step, proportional_share
-from slurm_synergy.core.resources import Resources
-from slurm_synergy.core.room import Amounts, GpuLayout, Need, Pool
+from slurm_synergy.core.model import Snapshot
+from slurm_synergy.core.room import Amounts, GpuLayout, Pool
+from slurm_synergy.mechanisms.claims import Claimed, Claims, Row
 from slurm_synergy.mechanisms.placing import Party, Shared
 
-__all__ = ["Claim", "Claims", "Left", "Row", "neighbours", "settles", "share_out"]
+__all__ = ["Left", "neighbours", "share_out"]
 
-Row = tuple[int, int, int, tuple[int, int], tuple[int, int]]
-"""Node, GPUs, core step, then floor and wish, each of cores and MiB."""
-
-_Terms = tuple[int, int, int, int, int]
-"""Core step, floor of cores and MiB, wish of cores and MiB."""
+_Asked = tuple[Party, int, Claimed | None, Sequence[Row]]
+"""A job that shares: its node and what it claims there, or else its rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,135 +47,6 @@ class _Stake:
 
     party: Party
     slices: list[_Slice]
-
-
-class Claim:
-    """A row without its node; ``sort`` is for the exchange, which computes it when first needed."""
-
-    __slots__ = ("row", "sort")
-
-    def __init__(self, row: tuple[int, int, tuple[int, int], tuple[int, int]]) -> None:
-        self.row = row
-        self.sort: Any = None
-
-
-class Claims:
-    """Floor and wish of jobs on the nodes where they are; computed once for jobs that agree."""
-
-    __slots__ = ("_even", "_fixed", "_in_place", "_pool", "_terms")
-
-    def __init__(self, snapshot: Snapshot, pool: Pool, *, even: bool = True) -> None:
-        self._pool, self._even = pool, even
-        self._in_place = snapshot.enforcement.in_place
-        self._fixed = {node.name: node for node in pool.nodes if node.fixed_shares}
-        self._terms: dict[tuple[Need, Need, int, int], _Terms] = {}
-
-    def unbound(self, party: Party, layout: GpuLayout) -> tuple[int, Claim] | None:
-        """Node and claim of a new job on a single node, as in ``rows``; None for any other.
-
-        The same claim, as an object, for all jobs that agree.
-        """
-        if party.now is not None or len(layout[1]) != 1 or self._fixed:
-            return None
-        ((name, gpus),) = layout[1]
-        number = self._pool.number[name]
-        kind = self._pool.kind_of[number]
-        key = (party.request.need, kind, gpus)
-        found: Claim | None = party.want.kept.get(key)
-        if found is None:
-            step, cpu_floor, mem_floor, cpu_want, mem_want = _terms(party, kind, gpus)
-            found = Claim((gpus, step, (cpu_floor, mem_floor), (cpu_want, mem_want)))
-            party.want.kept[key] = found
-        return number, found
-
-    def rows(self, party: Party, layout: GpuLayout) -> list[Row]:
-        """What a job can claim on each node of ``layout``; what a frozen one holds is both."""
-        new = self.unbound(party, layout)
-        if new is not None:
-            return [(new[0], *new[1].row)]
-        numbers, kind_of, known = self._pool.number, self._pool.kind_of, self._terms
-        need, want, now = party.request.need, party.want, party.now
-        if now is not None and party.frozen:
-            return [
-                (numbers[name], share.gpus, 1, *((share.cpus, share.mem_mib),) * 2)
-                for name, share in now.shares
-                if name in numbers
-            ]
-        stays = now is not None and settles(party.request, layout)
-        rows: list[Row] = []
-        for name, gpus in layout[1]:
-            number = numbers[name]
-            key = (need, want, kind_of[number], gpus)
-            terms = known.get(key)
-            if terms is None:
-                terms = known[key] = _terms(party, kind_of[number], gpus)
-            if stays:
-                terms = self._bounded(party, name, terms)
-            if name in self._fixed:
-                own = proportional_share(party.status, self._fixed[name], gpus)
-                terms = _with_cores(terms, own.cpus)
-            step, cpu_floor, mem_floor, cpu_want, mem_want = terms
-            rows.append((number, gpus, step, (cpu_floor, mem_floor), (cpu_want, mem_want)))
-        even = self._even and len(rows) > 1 and not self._fixed
-        if even and (self._in_place or not stays):
-            return _evened(rows)
-        return rows
-
-    def _bounded(self, party: Party, name: str, terms: _Terms) -> _Terms:
-        """What a job that stays where it is can claim: its grant, and what it holds, bind it."""
-        step, cpu_floor, mem_floor, cpu_want, mem_want = terms
-        pinned = party.request.pinned
-        if not pinned and self._in_place and mem_want <= mem_floor:
-            return terms
-        assert party.now is not None
-        own = party.now.on(name)
-        if pinned:
-            cpu_floor, mem_floor = min(cpu_floor, own.cpus), min(mem_floor, own.mem_mib)
-        if not self._in_place:
-            cpu_want, mem_want = max(own.cpus, cpu_floor), max(own.mem_mib, mem_floor)
-        elif mem_want > mem_floor:
-            mem_want = min(mem_want, max(_granted_mib(party.status, name, own), mem_floor))
-        return step, cpu_floor, mem_floor, cpu_want, mem_want
-
-
-def _evened(rows: list[Row]) -> list[Row]:
-    """The same without the cores that are of no use to a job with unlike parts.
-
-    Ranks advance in step. A part that fills its node can have no more than all cores of that node;
-    more cores for each GPU elsewhere would make the job no faster.
-    """
-    _, gpus, _, _, (cpus, _) = min(rows, key=lambda row: row[4][0] / row[1])
-    found = []
-    for number, own, step, floor, (cpu_want, mem_want) in rows:
-        enough = -(-cpus * own // (gpus * step)) * step
-        want = min(cpu_want, max(enough, floor[0])), mem_want
-        found.append((number, own, step, floor, want))
-    return found
-
-
-def _terms(party: Party, kind: int, gpus: int) -> _Terms:
-    _, cpu_floor, mem_floor = party.request.need.at(kind, gpus)
-    _, cpu_want, mem_want = party.want.at(kind, gpus)
-    step = cpu_step(party.status.job, gpus)
-    return step, cpu_floor, mem_floor, max(cpu_want, cpu_floor), max(mem_want, mem_floor)
-
-
-def _with_cores(terms: _Terms, cpus: int) -> _Terms:
-    """The same with a wish for ``cpus`` cores, and a floor that is not above it."""
-    step, cpu_floor, mem_floor, _, mem_want = terms
-    return step, min(cpu_floor, cpus), mem_floor, cpus, mem_want
-
-
-def _granted_mib(status: JobStatus, node: str, own: Resources) -> int:
-    """Memory that a running job can have in place: what the cluster granted at its start."""
-    granted = status.lease.granted.get(node) if status.lease else None
-    return granted.mem_mib if granted else own.mem_mib
-
-
-def settles(request: Request, layout: GpuLayout) -> bool:
-    """Whether ``layout`` leaves a job where it is."""
-    own = request.held
-    return own is layout or (own is not None and sorted(own[1]) == sorted(layout[1]))
 
 
 def neighbours(
@@ -227,14 +92,21 @@ def share_out(
     """
     claims = Claims(snapshot, pool, even=even)
     books = _Books(pool)
-    asked: list[tuple[Party, list[Row]]] = []
+    asked: list[_Asked] = []
     for party in parties:
-        rows = claims.rows(party, layouts[party.job_id])
+        layout = layouts[party.job_id]
+        new = claims.unbound(party, layout)
+        if new is not None:  # most jobs of a round that places many afresh
+            number, row = new[0], new[1].row
+            books.note_one(number, row)
+            asked.append((party, number, row, ()))
+            continue
+        rows = claims.rows(party, layout)
         if party.frozen and party.now is not None:
             books.spend(rows)
         else:
             books.note(rows)
-            asked.append((party, rows))
+            asked.append((party, -1, None, rows))
     floors = books.beyond_floors()
     shared = Shared(
         cpus=_divide(asked, 0, books.cpus, books.cpus_wanted),
@@ -271,6 +143,15 @@ class _Books:
             self._cpus_floor[number] += floor[0]
             self._mem_floor[number] += floor[1]
 
+    def note_one(self, number: int, row: Claimed) -> None:
+        """The same for a job on a single node."""
+        gpus, _, (cpus, mem_mib), (want_cpus, want_mem_mib) = row
+        self.gpus[number] -= gpus
+        self.cpus_wanted[number] += want_cpus
+        self.mem_wanted[number] += want_mem_mib
+        self._cpus_floor[number] += cpus
+        self._mem_floor[number] += mem_mib
+
     def beyond_floors(self) -> list[Amounts]:
         """What is free if all get no more than their floors."""
         cpus = map(sub, self.cpus, self._cpus_floor)
@@ -279,20 +160,23 @@ class _Books:
 
 
 def _divide(
-    claims: Sequence[tuple[Party, list[Row]]], resource: int, free: list[int], wanted: Sequence[int]
-) -> dict[int, list[int]]:
+    asked: Sequence[_Asked], resource: int, free: list[int], wanted: Sequence[int]
+) -> dict[int, Sequence[int]]:
     """Cores (resource 0) or MiB (1) for all parties, in their order; ``free`` is used up.
 
     ``wanted`` is what all of them together want on each node.
     """
     # Where all get what they want there is nothing to divide.
     scarce = [want > left for want, left in zip(wanted, free, strict=True)]
-    amounts: dict[int, list[int]] = {}
+    amounts: dict[int, Sequence[int]] = {}
     stakes: list[_Stake] = []
-    for party, rows in claims:
-        if len(rows) == 1 and not scarce[rows[0][0]]:  # most jobs; as below, in half of the time
-            number, want = rows[0][0], rows[0][4][resource]
-            amounts[party.job_id] = [want]
+    for party, number, one, rows in asked:
+        if one is not None:  # as below, in half of the time
+            if scarce[number]:
+                stakes.append(_Stake(party, _slices([(number, *one)], resource)))
+                continue
+            want = one[3][resource]
+            amounts[party.job_id] = (want,)
             free[number] -= want
             continue
         for row in rows:

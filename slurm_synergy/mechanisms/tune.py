@@ -9,8 +9,9 @@ of the policy is taken as it is: a granted job is never left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import TypeVar, cast
 
 from slurm_synergy.core.model import Decision, JobStatus, Layout, Node, Snapshot
 from slurm_synergy.core.packing import Requests, parts_of
@@ -29,13 +30,14 @@ from slurm_synergy.mechanisms.placing import (
 )
 from slurm_synergy.mechanisms.sharing import Left, neighbours, share_out
 
-__all__ = ["TUNE", "Tune", "choose_nodes", "full_demand"]
+__all__ = ["TUNE", "Tune", "choose_nodes", "full_demand", "settled"]
 
 # A place that has not all of a demand is looked for in steps of this part of it.
 _LEVELS = 4
 # Parts of a core and of a MiB in which the least needs per GPU are counted.
 _GRAIN = 64
 
+_T = TypeVar("_T")
 _Sort = tuple[Shape, Need, Need]
 """What a job asks for: its shape, its floor and its demand."""
 
@@ -61,27 +63,51 @@ class Tune:
         requests = Requests.of_snapshot(snapshot)
         pool = requests.pool
         parties = make_parties(snapshot, decision, requests, full_demand)
-        packed = pack(requests, decision, [party.request for party in parties])
-        base = {job_id: layout for job_id, layout in packed.items() if layout is not None}
-        placed = by_size([party for party in parties if party.job_id in base])
-        layouts, shared = choose_nodes(snapshot, pool, placed, base)
+        asked = [party.request for party in parties]
+        staying = requests.staying(asked) if decision.packing is None else None
+        if staying is None:
+            packed = pack(requests, decision, asked)
+            parties = [party for party in parties if packed[party.job_id] is not None]
+            staying = settled(parties, packed)
+        placed = by_size(parties)
+        layouts, shared = choose_nodes(
+            snapshot, pool, placed, staying, lambda: pack(requests, decision, asked)
+        )
         return build_layout(make_placements(placed, layouts, shared), decision)
 
 
+def settled(parties: Iterable[Party], packed: Mapping[int, GpuLayout | None]) -> frozenset[int]:
+    """Ids of the parties that ``packed`` leaves on the GPUs that they hold."""
+    return frozenset(
+        [party.job_id for party in parties if party.request.held == packed[party.job_id]]
+    )
+
+
 def choose_nodes(
-    snapshot: Snapshot, pool: Pool, parties: Sequence[Party], base: Mapping[int, GpuLayout]
+    snapshot: Snapshot,
+    pool: Pool,
+    parties: Sequence[Party],
+    staying: Collection[int],
+    packed: Callable[[], Mapping[int, GpuLayout | None]],
 ) -> tuple[Mapping[int, GpuLayout], Shared]:
     """GPUs for all parties, new ones placed by demand, and what they get there.
 
-    Where that leads into a corner all go where ``base`` says.
+    Those that are ``staying`` keep theirs. Where that leads into a corner all go where ``packed``
+    says, which is only asked then.
     """
-    settled = [party for party in parties if party.request.held == base[party.job_id]]
-    layouts = {party.job_id: base[party.job_id] for party in settled}
-    shared, left = share_out(snapshot, pool, settled, layouts)
-    if len(settled) == len(parties):
+    layouts: dict[int, GpuLayout] = {}
+    movers, stayers = [], []
+    for party in parties:
+        held = party.request.held
+        if held is not None and party.job_id in staying:
+            stayers.append(party)
+            layouts[party.job_id] = held
+        else:
+            movers.append(party)
+    shared, left = share_out(snapshot, pool, stayers, layouts)
+    if not movers:
         return layouts, shared
-    movers = [party for party in parties if party.job_id not in layouts]
-    layouts = _place_new(pool, layouts, movers, left) or dict(base)
+    layouts = _place_new(pool, layouts, movers, left) or _all_of(parties, packed())
     touched = neighbours(parties, layouts, [party.job_id for party in movers])
     # Exchanges lead to nodes of other movers or to empty ones: nobody else is touched.
     layouts.update(exchange(snapshot, pool, touched, layouts, movers, left.shared))
@@ -89,6 +115,13 @@ def choose_nodes(
     cpus = {**shared.cpus, **anew.cpus}
     mem_mib = {**shared.mem_mib, **anew.mem_mib}
     return layouts, Shared(cpus=cpus, mem_mib=mem_mib)
+
+
+def _all_of(
+    parties: Iterable[Party], packed: Mapping[int, GpuLayout | None]
+) -> dict[int, GpuLayout]:
+    """The places of all parties, each of which has one."""
+    return {party.job_id: cast(GpuLayout, packed[party.job_id]) for party in parties}
 
 
 def _place_new(
@@ -99,15 +132,17 @@ def _place_new(
 ) -> dict[int, GpuLayout] | None:
     """The layouts of ``settled``, and of ``movers`` one after the other; None in a corner."""
     layouts = dict(settled)
-    runs = _runs(movers)
+    runs = _runs(pool, movers)
     rest = _Rest(pool, left.shared, runs)
     floors: Room | None = None
+    taken: Parts = []  # of the floors, but not booked there before the next job needs to look
     for sort, run in runs:
         asked, need, want = sort
         for shape in _shapes(asked):
             placed = rest.place_all(shape, need, want, len(run))
             if floors is not None:
-                floors.take([part for layout in placed for part in parts_of(pool, layout, need)])
+                for layout, times in _counted(placed):
+                    taken += _multiplied(parts_of(pool, layout, need), times)
             layouts.update(zip([party.job_id for party in run], placed, strict=False))
             run = run[len(placed) :]
             if not run:
@@ -115,8 +150,11 @@ def _place_new(
             if floors is None:
                 floors = Room(pool, left.floors)
                 floors.take(_new_parts(pool, movers, layouts))
+            floors.take(taken)
+            taken.clear()
             booked = floors.book_all(shape, need, len(run))
-            rest.take([part for _, parts in booked for part in parts])
+            for put, times in _counted(booked):
+                rest.take(_multiplied(put[1], times))
             layouts.update(
                 zip([party.job_id for party in run], [put[0] for put in booked], strict=False)
             )
@@ -128,16 +166,62 @@ def _place_new(
     return layouts
 
 
-def _runs(movers: Sequence[Party]) -> list[tuple[_Sort, list[Party]]]:
-    """The movers in their order, those together that follow each other and are alike."""
-    keyed = groupby(movers, lambda one: (one.request.shape, one.request.need, one.want))
-    return [(sort, list(run)) for sort, run in keyed]
+def _runs(pool: Pool, movers: Sequence[Party]) -> list[tuple[_Sort, list[Party]]]:
+    """The movers in their order, those together that follow each other and are alike.
+
+    Alike are those that ask for the same amounts, whatever they are worth to each.
+    """
+    first: dict[tuple[Shape, object, object], _Sort] = {}
+    known: dict[_Sort, _Sort] = {}
+
+    def sort_of(party: Party) -> _Sort:
+        request = party.request
+        sort = request.shape, request.need, party.want
+        found = known.get(sort)
+        if found is None:
+            key = sort[0], _amounts(pool, sort[0], sort[1]), _amounts(pool, sort[0], sort[2])
+            found = known[sort] = first.setdefault(key, sort)
+        return found
+
+    return [(sort, list(run)) for sort, run in groupby(movers, sort_of)]
+
+
+def _amounts(pool: Pool, shape: Shape, need: Need) -> tuple[Amounts, ...]:
+    """All that placing a job of ``shape`` may ask of ``need``; kept with it."""
+    gpus, _, types = shape
+    key = (_amounts, gpus, types)
+    found: tuple[Amounts, ...] | None = need.kept.get(key)
+    if found is None:
+        found = need.kept[key] = tuple(
+            need.at(kind, count)
+            for kind, node in enumerate(pool.kinds)
+            if not types or node.gpu_type in types
+            for count in range(1, min(gpus, node.total.gpus) + 1)
+        )
+    return found
 
 
 def _shapes(shape: Shape) -> tuple[Shape, ...]:
     """A job that may be split is split only if no single node has its GPUs."""
     gpus, nodes, types = shape
     return ((gpus, 1, types), shape) if nodes is None else (shape,)
+
+
+def _counted(things: Iterable[_T]) -> Iterator[tuple[_T, int]]:
+    """Each thing, and how often the same object follows itself."""
+    for _, group in groupby(things, id):
+        same = list(group)
+        yield same[0], len(same)
+
+
+def _multiplied(parts: Parts, times: int) -> Parts:
+    """What so many jobs take together that are all in the same place."""
+    if times == 1:
+        return parts
+    return [
+        (number, (gpus * times, cpus * times, mem_mib * times))
+        for number, (gpus, cpus, mem_mib) in parts
+    ]
 
 
 class _Rest:

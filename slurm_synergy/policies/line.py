@@ -7,11 +7,11 @@ while no GPU is free does not depend on the others.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import attrgetter, itemgetter
 
 from slurm_synergy.core.model import JobStatus, Reason, Snapshot
-from slurm_synergy.core.request import Trail
+from slurm_synergy.core.request import Request, Trail
 from slurm_synergy.core.snapshot import Ascending, Stamp, Standing, standing
 
 __all__ = ["Line"]
@@ -36,6 +36,7 @@ class Line:
         "_keys",
         "_refused",
         "_refused_at",
+        "_requests",
         "_stamp",
         "_trail",
         "blocked",
@@ -48,7 +49,9 @@ class Line:
         self.blocked: dict[int, Reason] = {}
         self.same = 0
         self._stamp: Stamp | None = None
+        # Beside each of the walk: its key, and its request once it was asked for.
         self._keys: list[_Key] = []
+        self._requests: list[Request | None] = []
         self._key_of: dict[int, _Key] = {}
         # Who has entered since the reasons were last found, who was then ahead of those that found
         # no free GPU, in order, how many of these have stayed, and the reasons of the others.
@@ -97,6 +100,7 @@ class Line:
         self.walk = [status for status in jobs.pending if status.blocked is None]
         self.walk.sort(key=_key)
         self._keys = list(map(_key, self.walk))
+        self._requests = [None] * len(self.walk)
         self._key_of = {key[1]: key for key in self._keys}
 
     def _leave(self, job_id: int) -> None:
@@ -104,7 +108,7 @@ class Line:
         key = self._key_of.pop(job_id, None)
         if key is not None:
             at = bisect_left(self._keys, key)
-            del self._keys[at], self.walk[at]
+            del self._keys[at], self.walk[at], self._requests[at]
             self.same = min(self.same, at)
             self._entered.discard(job_id)
             if self._refused is not None:
@@ -127,8 +131,18 @@ class Line:
         at = bisect_left(self._keys, key)
         self._keys.insert(at, key)
         self.walk.insert(at, status)
+        self._requests.insert(at, None)
         self.same = min(self.same, at)
         self._entered.add(job_id)
+
+    def requests(self, begin: int, of: Callable[[JobStatus], Request]) -> Iterator[Request]:
+        """What those from ``begin`` on ask for; ``of`` makes the request of one of them."""
+        known = self._requests
+        for at in range(begin, len(known)):
+            request = known[at]
+            if request is None:
+                request = known[at] = of(self.walk[at])
+            yield request
 
     def packed_alike(self, trail: Trail) -> int:
         """How many of the first jobs ``trail`` packs just as they were packed the last time."""
@@ -147,9 +161,10 @@ class Line:
             entered = [status.job.job_id for status in self.walk[at:]]
             refused = {one.job.job_id: reason_of(one) for one in sorted(self.walk[at:], key=_id)}
         else:
-            for job_id in ahead:
+            were, are = set(self._ahead[same:]), set(ahead)
+            for job_id in are - were:
                 refused.pop(job_id, None)
-            back = self._entered.union(self._ahead[same:]).difference(ahead)
+            back = (self._entered | were) - are
             entered = sorted(back & self._key_of.keys())
             last = next(reversed(refused), -1)
             for job_id in entered:

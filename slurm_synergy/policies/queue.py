@@ -16,6 +16,7 @@ from slurm_synergy.core.model import (
     Decision,
     JobPhase,
     JobStatus,
+    Profile,
     Reason,
     ReasonCode,
     Snapshot,
@@ -38,6 +39,7 @@ ARRIVAL: Rank = attrgetter("job.submitted_s")
 
 _ID = attrgetter("job.job_id")
 _FORGOTTEN_AT_LEAST = 1000
+_MOST_REFUSALS = 100_000
 
 _DRAINED = Reason(code=ReasonCode.DRAINED, text="the controller drains: nothing is started")
 
@@ -172,7 +174,11 @@ def _walk(
     at, in_order, may_go_on = len(granted), -1, True
     while at < len(walk):
         if may_go_on:
-            more = requests.extend(packer, map(walk.__getitem__, range(at, len(walk))), holding)
+            if line is None:
+                rest = map(walk.__getitem__, range(at, len(walk)))
+                more = requests.extend(packer, rest, holding)
+            else:
+                more = packer.extend(line.requests(at, requests.of))
             granted += more
             at += len(more)
             in_order = at if in_order < 0 else in_order
@@ -214,34 +220,50 @@ def _walk(
     return granted, full
 
 
-def _unconfirmed(requests: Requests, granted: Sequence[Request]) -> dict[int, Reason]:
+def _unconfirmed(requests: Requests, granted: list[Request]) -> dict[int, Reason]:
     """The grants that the mechanism's own packing does not confirm: none but in contrived cases.
 
     The walk prefers GPUs that no running job claims, also of such as end up without a grant; the
     mechanism knows only the grants, and packs them by itself.
     """
-    packed = requests.pack(granted)
-    if None not in packed.values():
+    if requests.staying(granted) is not None:
+        return {}
+    layouts = requests.layouts(granted)
+    if None not in layouts:
         return {}
     return {
         request.job_id: Reason(
             code=ReasonCode.FRAGMENTED,
             text=f"{request.gpus} GPUs are free, but not together in the shape it asks for",
         )
-        for request in granted
-        if packed[request.job_id] is None
+        for request, layout in zip(granted, layouts, strict=True)
+        if layout is None
     }
 
 
 class _Refusals:
     """Why jobs wait when no GPU is free at all: kept with the nodes, as it depends on no others."""
 
-    __slots__ = ("reasons", "statuses")
+    __slots__ = ("reasons", "sorts", "statuses")
 
     def __init__(self) -> None:
+        # Of jobs that are alike; the profile is kept so that its id stays its own.
+        self.sorts: dict[tuple[object, ...], tuple[Profile, Reason]] = {}
         # With the job's id, by the id of the status, which is kept so that its id stays its own.
         self.reasons: dict[int, tuple[int, Reason]] = {}
         self.statuses: dict[int, JobStatus] = {}
+
+    @classmethod
+    def of_snapshot(cls, snapshot: Snapshot, most: int) -> _Refusals:
+        """What there is for the nodes of ``snapshot``; forgotten when there is too much."""
+        found = snapshot.of_nodes.get(cls)
+        if (
+            not isinstance(found, cls)
+            or len(found.reasons) > most
+            or len(found.sorts) > _MOST_REFUSALS
+        ):
+            found = snapshot.of_nodes[cls] = cls()
+        return found
 
 
 class _Reasons:
@@ -261,10 +283,7 @@ class _Reasons:
 
     def of_all(self, refused: Sequence[JobStatus], waiting: dict[int, Reason]) -> None:
         """Add the reasons of jobs that were refused because no GPU is free."""
-        kept = self._snapshot.of_nodes.get(_Refusals)
-        most = 2 * len(refused) + _FORGOTTEN_AT_LEAST
-        if not isinstance(kept, _Refusals) or len(kept.reasons) > most:
-            kept = self._snapshot.of_nodes[_Refusals] = _Refusals()
+        kept = _Refusals.of_snapshot(self._snapshot, 2 * len(refused) + _FORGOTTEN_AT_LEAST)
         keys = list(map(id, refused))
         found = list(map(kept.reasons.get, keys))
         if not all(found):
@@ -276,25 +295,18 @@ class _Reasons:
 
     def when_full(self, status: JobStatus) -> Reason:
         """The reason of a job that was refused because no GPU is free."""
-        return self.of(status, 0)
+        sorts, sort = _Refusals.of_snapshot(self._snapshot, _MOST_REFUSALS).sorts, _sort(status)
+        found = sorts.get(sort)
+        if found is None:
+            found = sorts[sort] = status.profile, self._of_case(status, 0)
+        return found[1]
 
     def of(self, status: JobStatus, free: int) -> Reason:
         """The reason of a job that was just refused when ``free`` GPUs of its types were free."""
-        job = status.job
-        if free >= job.gpus:
+        if free >= status.job.gpus:
             return self._of_case(status, free)
         # Most jobs of a long queue end here, and most of them are like one before.
-        sort = (
-            id(status.profile),
-            job.gpus,
-            job.nodes,
-            job.gpu_types,
-            job.min_mem_mib_per_node,
-            job.tasks_per_node,
-            job.wrapped,
-            status.phase,
-            free,
-        )
+        sort = (*_sort(status), free)
         reason = self._sorts.get(sort)
         if reason is None:
             reason = self._sorts[sort] = self._of_case(status, free)
@@ -350,6 +362,21 @@ class _Reasons:
             total = [node.total for node in pool.nodes]
             self._whole = Room(pool, [(one.gpus, one.cpus, one.mem_mib) for one in total])
         return self._whole.find(shape, floor) is not None
+
+
+def _sort(status: JobStatus) -> tuple[object, ...]:
+    """What tells apart jobs for which too few GPUs are free."""
+    job = status.job
+    return (
+        id(status.profile),
+        job.gpus,
+        job.nodes,
+        job.gpu_types,
+        job.min_mem_mib_per_node,
+        job.tasks_per_node,
+        job.wrapped,
+        status.phase is JobPhase.RUNNING,
+    )
 
 
 def _fits_on_one(pool: Pool, shape: Shape, floor: Need) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from slurm_synergy.cluster import Action, Observation, Outcome, Record, Resize, Start, Stop
 from slurm_synergy.core.model import JobStatus, Plan, Profile, Reason, ReasonCode, Snapshot
 from slurm_synergy.core.resources import Resources
+from slurm_synergy.core.sequences import alike
 from slurm_synergy.core.values import maker
 from slurm_synergy.errors import ClusterError
 from slurm_synergy.simulator.running import Costs, Running
@@ -38,7 +39,8 @@ class SimulatedCluster:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._outcomes: dict[int, Outcome] = {}
+        # All that was started the last time, and the outcome of each.
+        self._started: tuple[Sequence[Start], list[Outcome]] = ((), [])
 
     def observe(self) -> Observation:
         """All that has arrived and has not ended."""
@@ -78,13 +80,13 @@ class SimulatedCluster:
 
     def _done(self, starts: Sequence[Start]) -> list[Outcome]:
         """That each was carried out; as the last time where it is the very same action."""
-        keys = list(map(id, starts))
-        found = [
-            one or _OUTCOME(action=action, done=True)
-            for one, action in zip(map(self._outcomes.get, keys), starts, strict=True)
+        before, outcomes = self._started
+        same = alike(before, starts)
+        known = dict(zip(map(id, before[same:]), outcomes[same:], strict=True))
+        found = outcomes[:same] + [
+            known.get(id(action)) or _OUTCOME(action=action, done=True) for action in starts[same:]
         ]
-        # Each keeps its action, so that the action's id stays its own.
-        self._outcomes = dict(zip(keys, found, strict=True))
+        self._started = starts, found
         return found
 
 

@@ -26,6 +26,7 @@ from enum import Enum
 from slurm_synergy.cluster import Hold, Renew
 from slurm_synergy.core.decide import Mechanism, Policy, begun, reads_progress, uncollected
 from slurm_synergy.core.model import Node
+from slurm_synergy.core.values import quick
 from slurm_synergy.errors import ModelError
 from slurm_synergy.round import Known, RoundResult, run_round
 from slurm_synergy.simulator.cluster import (
@@ -58,6 +59,7 @@ class Reordering(Enum):
     ALWAYS = "always"  # by the passing of time alone
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
     """The state right after a round."""

@@ -26,13 +26,13 @@ class Floors:
     ``judged`` counts the shares given to jobs whose speed depends on cores or memory: each start
     and each change in place is one, for however many rounds it was kept. ``below`` counts those of
     them with which the job was slower than with its proportional share, ``worst`` is the least
-    ratio of both speeds, None where nothing was judged.
+    ratio of both speeds, None where nothing was judged. Nodes of one ``kind_of`` are alike.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = {node.name: node for node in nodes}
         hardware = [(node.gpu_type, node.total) for node in nodes]
-        self._kinds = {node.name: hardware.index((node.gpu_type, node.total)) for node in nodes}
+        self.kind_of = {node.name: hardware.index((node.gpu_type, node.total)) for node in nodes}
         # By job and where it is: its speed there with its proportional share. Rigid jobs of one
         # truth agree, which is kept so that its id stays its own.
         self._known: dict[object, tuple[Profile, float]] = {}
@@ -42,19 +42,30 @@ class Floors:
 
     def judge(self, one: SimulatedJob, placement: Placement, rate: float | None = None) -> None:
         """Take in a share that a job was given, and its true samples/s if they are known."""
+        self.count(self.ratio(one, placement, rate))
+
+    def ratio(
+        self, one: SimulatedJob, placement: Placement, rate: float | None = None
+    ) -> float | None:
+        """The job's speed over that with its proportional share; None if there is none to judge."""
         if one.truth.pipeline is None and one.truth.table is None:
-            return
+            return None
         least = self._least(one, placement)
         if least <= 0:
+            return None
+        return (true_rate(one, placement) if rate is None else rate) / least
+
+    def count(self, ratio: float | None) -> None:
+        """Take in a share that was given, by its ``ratio``."""
+        if ratio is None:
             return
-        ratio = (true_rate(one, placement) if rate is None else rate) / least
         self.judged += 1
         self.below += int(ratio < _EQUAL)  # a rate may be of numpy, and JSON knows no such numbers
         self.worst = ratio if self.worst is None else min(self.worst, ratio)
 
     def _least(self, one: SimulatedJob, placement: Placement) -> float:
         shares, job = placement.shares, one.job
-        where = tuple([(self._kinds[name], share.gpus) for name, share in shares])
+        where = tuple([(self.kind_of[name], share.gpus) for name, share in shares])
         who: object = job.job_id
         if job.elasticity is Elasticity.RIGID:
             who = (id(one.truth), job.min_mem_mib_per_node, job.tasks_per_node)

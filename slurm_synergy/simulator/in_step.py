@@ -14,6 +14,7 @@ import numpy as np
 from slurm_synergy.cluster import Action, Record, Start
 from slurm_synergy.core.model import Placement
 from slurm_synergy.core.resources import Resources
+from slurm_synergy.core.sequences import changes
 from slurm_synergy.core.values import maker
 from slurm_synergy.simulator.running import Running
 from slurm_synergy.simulator.world import World
@@ -85,13 +86,15 @@ class _Columns:
     def rounds_left(self) -> float:
         """After how many rounds the first of them is done; infinite where there is none."""
         table = self._table
-        return float(((table[self.SAMPLES] - table[self.DONE]) / table[self.GAIN]).min())
+        left = table[self.SAMPLES] - table[self.DONE]
+        left /= table[self.GAIN]
+        return float(np.minimum.reduce(left))
 
     def advance(self, count: int) -> list[Running]:
         """``count`` rounds of progress; who is done with that, ascending by id."""
         table = self._table
         table[self.DONE] += count * table[self.GAIN]
-        rows = np.nonzero(table[self.DONE] >= table[self.ENOUGH])[0].tolist()
+        rows = (table[self.DONE] >= table[self.ENOUGH]).nonzero()[0].tolist()
         found = [one for one in map(self.jobs.__getitem__, rows) if one is not None]
         return sorted(found, key=lambda one: one.job_id)
 
@@ -124,8 +127,8 @@ class InStep(World):
     _parked: dict[int, Running] = field(default_factory=dict)
     # Who was started since, elsewhere than before or with other shares.
     _fresh: list[Running] = field(default_factory=list)
-    # The starts of all that were started by the last round, by their ids.
-    _starts: dict[int, Start] = field(default_factory=dict)
+    # The starts of all that were started by the last round.
+    _starts: Sequence[Start] = ()
     # Who gave back a place since the round before.
     _left: list[Running] = field(default_factory=list)
     _columns: _Columns = field(default_factory=_Columns)
@@ -151,23 +154,38 @@ class InStep(World):
 
     def start_all(self, starts: Sequence[Start]) -> bool:
         """As of any world; who starts where it was just goes on."""
-        now = dict(zip(map(id, starts), starts, strict=True))
-        last, self._starts = self._starts, now
-        if self.held or not last or len(now) < len(starts):
+        if self.held:
             self._part_all()
-            last = {}
-            self._starts = now
-        others = [action for key, action in now.items() if key not in last]
-        left = [action.job_id for key, action in last.items() if key not in now]
+        others, gone = changes(self._starts, starts)
+        self._starts = starts
         parked, jobs = self._parked, self.jobs
-        self._part([parked[job_id] for job_id in left if job_id in parked])
-        self._parked, self.held = {}, {**self.held, **parked}
-        if len(now) == len(starts) and (not others or World.start_all(self, others)):
-            self._fresh += [jobs[action.job_id] for action in others]
+        left = [action.job_id for action in gone if action.job_id in parked]
+        moved = self._movable(left, others)
+        self._part([parked[job_id] for job_id in left if job_id not in moved])
+        for job_id, one in moved.items():
+            self._give_back(one)
+            del parked[job_id]
+        self._parked, self.held = {}, {**self.held, **parked} if self.held else parked
+        if not others or World.start_all(self, others):
+            begun = [action.job_id for action in others if action.job_id not in moved]
+            self._fresh += [jobs[job_id] for job_id in begun]
             return True
-        self._parked = {job_id: self.held.pop(job_id) for job_id in parked}
+        self._parked = {job_id: self.held.pop(job_id) for job_id in list(parked)}
         self._part_all()
+        for one in moved.values():
+            self._leave(one)
         return False
+
+    def _movable(self, left: Iterable[int], others: Iterable[Start]) -> dict[int, Running]:
+        """Who goes on elsewhere with just the same shares, so that nothing counts anew."""
+        parked, leaving, found = self._parked, set(left), {}
+        for action in others:
+            if action.job_id in leaving:
+                one, there = parked[action.job_id], action.placement
+                here = one.placement
+                if here is not None and one.spec.training is None and _alike(here, there):
+                    found[action.job_id] = one
+        return found
 
     def settle(self) -> None:
         """A round of the controller is over: who was not started has given back its place."""
@@ -217,26 +235,33 @@ class InStep(World):
 
     def _part_all(self) -> None:
         self._part(list(self._parked.values()))
-        self._starts = {}
+        self._starts = ()
 
     def _part(self, several: Iterable[Running]) -> None:
         """Let parked jobs give back their places."""
         for one in several:
-            placement = one.placement
-            assert placement is not None
-            self._columns.remove(one)
-            self._use(placement.shares, -1)
-            for name, share in one.granted:
-                free = self._free[name]
-                free[0] += share.gpus
-                free[1] += share.mem_mib
-            one.placement, one.granted, one.rate = None, (), 0.0
-            one.lease = one.stopping = one.stopping_until_s = None
-            one.generation = 0
-            one.since_s = one.held_since_s = self.now_s
-            one.version += 1
+            self._give_back(one)
             del self._parked[one.job_id]
-            self._left.append(one)
+            self._leave(one)
+
+    def _give_back(self, one: Running) -> None:
+        """What a job has is free."""
+        assert one.placement is not None
+        self._use(one.placement.shares, -1)
+        for name, share in one.granted:
+            free = self._free[name]
+            free[0] += share.gpus
+            free[1] += share.mem_mib
+
+    def _leave(self, one: Running) -> None:
+        """A job that has given back its place has none."""
+        self._columns.remove(one)
+        one.placement, one.granted, one.rate = None, (), 0.0
+        one.lease = one.stopping = one.stopping_until_s = None
+        one.generation = 0
+        one.since_s = one.held_since_s = self.now_s
+        one.version += 1
+        self._left.append(one)
 
     def _tell(self) -> None:
         """Let the scheduler know how far jobs are."""
@@ -252,3 +277,11 @@ class InStep(World):
                 profile=one.spec.belief if one.learning is None else one.belief,
                 held_s={**one.held_by_type_s, placement.gpu_type: type_s},
             )
+
+
+def _alike(one: Placement, other: Placement) -> bool:
+    """Whether a rigid job is as fast with both: the same shares, wherever they are."""
+    if one.gpu_type != other.gpu_type or len(one.shares) != len(other.shares):
+        return False
+    pairs = zip(one.shares, other.shares, strict=True)
+    return all([here is there or here == there for (_, here), (_, there) in pairs])  # noqa: C419 - quicker

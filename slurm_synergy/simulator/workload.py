@@ -34,6 +34,7 @@ def make_workload(
     rng = random.Random(seed)
     gpu_types = {node.gpu_type for node in nodes}
     profiles: dict[str, Profile] = {}
+    rates: dict[object, float | None] = {}
     found = []
     for row in trace.jobs:
         name = row.model or ""
@@ -44,11 +45,18 @@ def make_workload(
                 raise ConfigError(str(err), key=f"job {row.job_id}: model", value=name) from err
         truth = profiles[name]
         belief = distort(truth, profile_error, rng) if profile_error else truth
-        found.append(_job(row, truth, belief, nodes))
+        found.append(_job(row, truth, belief, nodes, rates))
     return tuple(found)
 
 
-def _job(row: TraceJob, truth: Profile, belief: Profile, nodes: Sequence[Node]) -> SimulatedJob:
+def _job(
+    row: TraceJob,
+    truth: Profile,
+    belief: Profile,
+    nodes: Sequence[Node],
+    rates: dict[object, float | None],
+) -> SimulatedJob:
+    """``rates`` are those at a proportional share that are known, by model and shape."""
     model = MODELS.get(row.model or "")
     job = Job(
         job_id=row.job_id,
@@ -58,8 +66,12 @@ def _job(row: TraceJob, truth: Profile, belief: Profile, nodes: Sequence[Node]) 
         nodes=row.nodes,
         name=row.model or "",
     )
-    fits = row.gpus <= sum(node.total.gpus for node in nodes) and (row.nodes or 1) <= len(nodes)
-    rate = reference_rate(JobStatus(job=job, profile=truth), nodes) if fits else None
+    sort = row.model, row.gpus, row.nodes
+    if sort not in rates:
+        gpus = sum(node.total.gpus for node in nodes)
+        fits = row.gpus <= gpus and (row.nodes or 1) <= len(nodes)
+        rates[sort] = reference_rate(JobStatus(job=job, profile=truth), nodes) if fits else None
+    rate = rates[sort]
     if not rate:
         raise ConfigError(
             f"{row.gpus} GPUs on {row.nodes or 'any number of'} nodes with data for {row.model} "

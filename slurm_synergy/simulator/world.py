@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slurm_synergy.cluster import Action, News, ObservedJob, Record, Resize, Start, Stop
-from slurm_synergy.core.model import JobPhase, Lease, Node, Placement
+from slurm_synergy.core.model import Elasticity, JobPhase, Lease, Node, Placement
 from slurm_synergy.core.resources import Resources
-from slurm_synergy.core.totals import Totals
+from slurm_synergy.core.totals import sums
 from slurm_synergy.errors import ClusterError
 from slurm_synergy.simulator.floors import Floors
 from slurm_synergy.simulator.running import Costs, Running
@@ -21,6 +21,8 @@ __all__ = ["Usage", "World"]
 
 # The actions that make a lease; a union would be made anew at each question.
 _LEASED = (Start, Resize)
+# Until Python 3.12, looking up a member of an enumeration takes longer than comparing it.
+_RIGID = Elasticity.RIGID
 
 
 @dataclass(slots=True)
@@ -55,14 +57,14 @@ class World:
     usage: Usage = field(default_factory=Usage)
     changed: list[Running] = field(default_factory=list)
     _free: dict[str, list[int]] = field(default_factory=dict)
-    _rates: dict[object, float] = field(default_factory=dict)
+    # True rates that are known, with what ``floors`` makes of them.
+    _judged: dict[object, tuple[float, float | None]] = field(default_factory=dict)
     # How the scheduler sees and remembers each job; those in ``_stale`` have changed since, those
     # in ``_begun`` have only been started.
     _seen: dict[int, ObservedJob] = field(default_factory=dict)
     _records: dict[int, Record] = field(default_factory=dict)
     _stale: dict[int, Running] = field(default_factory=dict)
     _begun: dict[int, Running] = field(default_factory=dict)
-    _totals: Totals = field(default_factory=Totals)
     # What the next observation has to tell.
     _told: int = 0
     _changed: dict[int, ObservedJob] = field(default_factory=dict)
@@ -137,23 +139,20 @@ class World:
         else:
             cost_s = one.spec.restart_s
             one.since_s = now_s + (self.costs.restart_s if cost_s is None else cost_s)
-            if placement is not last and (last is None or placement.gpu_layout != last.gpu_layout):
+            if placement is not last and (last is None or not _same_gpus(placement, last)):
                 one.restarts += 1
         one.granted, one.last, one.held_since_s = shares, placement, now_s
         self._set(one, placement)
         self.held[one.job_id] = one
 
     def start_all(self, starts: Sequence[Start]) -> bool:
-        """``start`` of all, if all are pending and there is room for all; else nothing.
-
-        What each of them takes is then added up but once: most start again where they were before.
-        """
+        """``start`` of all, if all are pending and there is room for all; else nothing."""
         jobs, free, usage, now_s = self.jobs, self._free, self.usage, self.now_s
         placements = [action.placement for action in starts]
         batch = {action.job_id: jobs[action.job_id] for action in starts}
         if len(batch) < len(starts) or not self.held.keys().isdisjoint(batch):
             return False
-        rows = self._totals.by_node(placements)
+        rows = sums(placements)
         for name, (gpus, _, mem_mib) in rows.items():
             if gpus > free[name][0] or mem_mib > free[name][1]:
                 return False
@@ -171,9 +170,7 @@ class World:
             else:
                 cost_s = one.spec.restart_s
                 one.since_s = now_s + (restart_s if cost_s is None else cost_s)
-                if placement is not last and (
-                    last is None or placement.gpu_layout != last.gpu_layout
-                ):
+                if placement is not last and (last is None or not _same_gpus(placement, last)):
                     one.restarts += 1
             one.placement = one.last = placement
             one.granted, one.held_since_s = placement.shares, now_s
@@ -339,19 +336,35 @@ class World:
             rate = one.pace.mean_rate
             self.floors.judge(one.spec, placement)
         else:
-            rate = self._rate(one.spec, placement)
-            self.floors.judge(one.spec, placement, rate)
+            rate, ratio = self._judge(one.spec, placement)
+            self.floors.count(ratio)
         one.rated = (placement, rate)
         return rate
 
-    def _rate(self, spec: SimulatedJob, placement: Placement) -> float:
-        """The true rate; jobs of the same model share their truth, so most are known already."""
-        shares = tuple([(share.gpus, share.cpus, share.mem_mib) for _, share in placement.shares])
-        key = (id(spec.truth), placement.gpu_type, shares)
-        rate = self._rates.get(key)
-        if rate is None:
-            rate = self._rates[key] = true_rate(spec, placement)
-        return rate
+    def _judge(self, spec: SimulatedJob, placement: Placement) -> tuple[float, float | None]:
+        """The true rate, and its ratio to that with a proportional share of the same nodes.
+
+        Jobs of the same model share their truth, so most are known already.
+        """
+        job, kind_of = spec.job, self.floors.kind_of
+        who: tuple[object, ...] = (
+            id(spec.truth),
+            job.min_mem_mib_per_node,
+            job.tasks_per_node,
+            placement.batch,
+        )
+        if job.elasticity is not _RIGID:
+            who = (*who, job.job_id)
+        parts = [
+            (kind_of[name], share.gpus, share.cpus, share.mem_mib)
+            for name, share in placement.shares
+        ]
+        key = (who, *parts)
+        found = self._judged.get(key)
+        if found is None:
+            rate = true_rate(spec, placement)
+            found = self._judged[key] = rate, self.floors.ratio(spec, placement, rate)
+        return found
 
     def _give(self, one: Running) -> None:
         assert one.placement is not None
@@ -372,3 +385,11 @@ class World:
             usage.gpus += sign * share.gpus
             usage.cpus += sign * share.cpus
             usage.mem_mib += sign * share.mem_mib
+
+
+def _same_gpus(one: Placement, other: Placement) -> bool:
+    """Whether both have the same layout of GPUs."""
+    if len(one.shares) == len(other.shares) == 1:  # most jobs; to sort both takes longer
+        (here, share), (there, its) = one.shares[0], other.shares[0]
+        return here == there and share.gpus == its.gpus
+    return one.gpu_layout == other.gpu_layout

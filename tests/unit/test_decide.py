@@ -55,8 +55,13 @@ def test_a_fair_plan_passes() -> None:
     ],
 )
 def test_a_plan_that_breaks_a_promise_is_refused(plan: Plan, words: str) -> None:
+    before, now = two(), two()
     with pytest.raises(PlanError, match=words):
-        check_plan(two(), plan)
+        check_plan(now, plan)
+    check_plan(before, made(FAIR_1, FAIR_2))
+    inherit(now, before)
+    with pytest.raises(PlanError, match=words):
+        check_plan(now, plan)
 
 
 def test_what_was_found_good_before_does_not_hide_what_is_wrong_now() -> None:

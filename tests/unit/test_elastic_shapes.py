@@ -37,6 +37,24 @@ def test_a_type_with_a_single_gpu_only_learns_from_the_largest_other_by_their_ra
     assert ratio == pytest.approx(alone, rel=1e-6)
 
 
+def test_what_is_learned_from_another_type_is_scaling_and_not_the_time_of_a_pass() -> None:
+    """A type that takes small batches only is not believed slow with them."""
+    known = explored(a100=16)
+    small = replace(known.speeds["t4"], local_most=8)
+    found = model_on(replace(known, speeds={**known.speeds, "t4": small}), "t4")
+    assert found is not None
+    for local in (1, 3, 8):
+        own = small.model.throughput(1, 1, local)
+        assert float(found.throughput(1, 1, local)) == pytest.approx(float(own))
+    # With the largest batch that both take, sixteen GPUs are as many times as fast as one.
+    teacher = known.speeds["a100"].model
+    gains = [
+        float(model.throughput(2, 16, 8)) / float(model.throughput(1, 1, 8))
+        for model in (found, teacher)
+    ]
+    assert gains[0] == pytest.approx(gains[1], rel=1e-6)
+
+
 def test_without_any_run_on_several_gpus_the_profile_of_one_is_all_there_is() -> None:
     known = explored()
     assert model_on(known, "t4") == known.speeds["t4"].model

@@ -10,7 +10,7 @@ from builders import CATALOGUE, job, node, pending, placement, profile, res, run
 from slurm_synergy.core.decide import check_plan, decide
 from slurm_synergy.core.model import JobStatus, Plan, Snapshot
 from slurm_synergy.core.pipeline import job_rate, proportional_rate
-from slurm_synergy.mechanisms import MECHANISMS, tune
+from slurm_synergy.mechanisms import MECHANISMS, exchange, tune
 from slurm_synergy.mechanisms.exchange import _Sort, _worth
 from slurm_synergy.policies import POLICIES
 
@@ -68,6 +68,26 @@ def test_frugal_jobs_of_several_gpus_are_spread_among_hungry_ones(
     assert where(after, 1) != where(after, 2)
     assert sum(cores(after, n) for n in range(3, 11)) == 46
     assert total_gain(shot, after) > total_gain(shot, before) + 5
+
+
+def test_nodes_that_look_the_same_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs, asked = 12, 0
+    best = exchange._best
+
+    def counted(*hosts: object) -> object:
+        nonlocal asked
+        asked += 1
+        return best(*hosts)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(exchange, "_best", counted)
+    large = [pending(job(n, 4), FRUGAL) for n in range(1, 2 * pairs + 1)]
+    small = [pending(job(100 + n), HUNGRY) for n in range(8 * pairs)]
+    shot = snapshot([node(f"v100-{n:02}") for n in range(2 * pairs)], large + small)
+    found = plan(shot)
+    # Each node has a frugal job of 4 GPUs, and four hungry ones that share what it leaves.
+    assert {where(found, n)[0] for n in range(1, 2 * pairs + 1)} == {one.name for one in shot.nodes}
+    assert sum(cores(found, 100 + n) for n in range(8 * pairs)) == 46 * pairs
+    assert 1 <= asked < pairs
 
 
 def test_a_job_moves_to_gpus_that_nobody_uses(monkeypatch: pytest.MonkeyPatch) -> None:

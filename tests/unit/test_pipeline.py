@@ -164,6 +164,7 @@ def test_a_users_process_memory_replaces_that_of_the_profile() -> None:
     assert fitted.pipeline is not None and fitted.pipeline.process_mem_mib == 7 * GIB
     assert fit_to_job(CATALOGUE["m5-audio"], job()) == CATALOGUE["m5-audio"]
     assert fit_to_job(Profile(), one) == Profile()
+    assert fit_to_job(CATALOGUE["m5-audio"], replace(one, job_id=99)) is fitted, "of all alike"
 
 
 def test_the_proportional_share_is_raised_to_the_minimum_memory() -> None:

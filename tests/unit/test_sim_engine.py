@@ -120,6 +120,46 @@ def test_jobs_that_are_started_together_start_as_one_by_one() -> None:
     assert [one.placement for one in ours.jobs.values()] == [None] * 5
 
 
+def test_a_job_that_moves_with_its_shares_counts_on_and_is_as_one_that_began_anew() -> None:
+    nodes = pool(count=2, gpus=4)
+    jobs = make_workload(Trace(jobs=(row(1, 0.0, 1.0), row(2, 0.0, 1.0))), nodes)
+    names = [node.name for node in nodes]
+
+    def place(job_id: int, at: int, gpus: int) -> Start:
+        share = nodes[at].proportional(gpus)
+        there = Placement(job_id=job_id, gpu_type="v100", shares=((names[at], share),))
+        return Start(job_id=job_id, placement=there)
+
+    ours, plain = InStep(nodes=nodes, costs=Costs()), World(nodes=nodes, costs=Costs())
+    cluster, too_many = SimulatedCluster(ours), place(2, 0, 4)
+    for one in jobs:
+        ours.arrive(one)
+        plain.arrive(one)
+    rounds = [[place(1, 0, 1)], [place(1, 1, 1)], [place(1, 0, 1), too_many], [place(1, 0, 2)]]
+    fresh = []
+    for starts in rounds:
+        done = [one.action for one in cluster.start_all(starts, {}) if one.done]
+        assert done == [action for action in starts if action is not too_many]
+        fresh.append([one.job_id for one in ours.begun()])
+        plain.start(plain.jobs[1], starts[0].placement)
+        for world in (ours, plain):
+            assert world.held.keys() == {1}
+            _end_leases(world)
+    # It counts on where it moved with the others, and anew where that could not be done at once.
+    assert fresh == [[1], [], [1], [1]]
+    ours.rest()
+    accounts = [
+        [(one.done, one.gpu_s, one.held_s, one.held_by_type_s, one.restarts, one.placement)]
+        for world in (ours, plain)
+        for one in world.jobs.values()
+    ]
+    assert accounts[:2] == accounts[2:]
+    assert ours.jobs[1].restarts == 3
+    assert ours.jobs[1].done > 0
+    assert ours.usage == plain.usage
+    assert ours.free() == plain.free()
+
+
 def _end_leases(world: World) -> None:
     """A hundred seconds later; in a world that goes by rounds these are one."""
     if isinstance(world, InStep):
@@ -250,7 +290,8 @@ def test_the_summary_adds_up() -> None:
     assert summary["cpu_util"] == pytest.approx(3 / 8)
     assert summary["mem_util"] == pytest.approx(3 / 8)
     assert summary["contention"] == {"mean": pytest.approx(1.5), "max": 2}
-    assert summary["ftf"] == {"worst": pytest.approx(1.0), "unfair_fraction": 0.0}
+    fair = {"worst": pytest.approx(1.0), "unfair_fraction": 0.0}
+    assert summary["ftf"] == {**fair, "pooled": fair}
     assert summary["floor"] == {"judged": 2, "below": 0, "worst": pytest.approx(1.0)}
 
 

@@ -16,9 +16,12 @@ from builders import (
 
 from slurm_synergy.core.decide import check_plan, decide
 from slurm_synergy.core.model import Enforcement, JobStatus, Plan, Snapshot
+from slurm_synergy.core.packing import Requests
 from slurm_synergy.core.pipeline import demand, job_rate, proportional_rate
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.mechanisms import MECHANISMS
+from slurm_synergy.mechanisms.placing import by_size, make_parties
+from slurm_synergy.mechanisms.tune import _runs, full_demand
 from slurm_synergy.policies import POLICIES
 
 PAIR = [node("v100-1"), node("v100-2")]
@@ -41,6 +44,18 @@ def where(found: Plan, job_id: int) -> tuple[str, ...]:
     spot = found.placement(job_id)
     assert spot is not None
     return spot.nodes
+
+
+def test_jobs_that_ask_for_the_same_are_placed_together_whatever_they_are_worth() -> None:
+    sorts = [profile(per_core=4000, gpu_rate=1000), profile(per_core=8000, gpu_rate=2000)]
+    others = [profile(per_core=100, gpu_rate=1000)]
+    jobs = [pending(job(n), sorts[n % 2]) for n in range(1, 7)]
+    shot = snapshot(PAIR, [*jobs, *[pending(job(n), others[0]) for n in (7, 8)]])
+    requests = Requests.of_snapshot(shot)
+    decision = POLICIES["fifo"].choose(shot)
+    parties = by_size(make_parties(shot, decision, requests, full_demand))
+    runs = [[party.job_id for party in run] for _, run in _runs(requests.pool, parties)]
+    assert runs == [[7, 8], [1, 2, 3, 4, 5, 6]]
 
 
 def paper_jobs() -> list[JobStatus]:
