@@ -85,7 +85,16 @@ class AsIfResponding:
     def run(self, argv: Sequence[str], *, timeout_s: float, stdin: str = "") -> CommandResult:
         """See ``CommandRunner``."""
         found = self.commands.run(argv, timeout_s=timeout_s, stdin=stdin)
-        if argv[-2:] != ("show", "node"):
+        return self._changed(argv, found)
+
+    def begin(self, argv: Sequence[str], *, timeout_s: float) -> Callable[[], CommandResult]:
+        """See ``Beside``."""
+        begun = self.commands.begin(argv, timeout_s=timeout_s)
+        return lambda: self._changed(argv, begun())
+
+    @staticmethod
+    def _changed(argv: Sequence[str], found: CommandResult) -> CommandResult:
+        if tuple(argv[-2:]) != ("show", "node"):
             return found
         text = found.stdout.replace("State=IDLE+NOT_RESPONDING", "State=IDLE")
         text = text.replace("SlurmdStartTime=None", "SlurmdStartTime=2026-01-01T00:00:00")

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 
@@ -18,12 +18,12 @@ from slurm_synergy.controller.rounds import (
     JOURNAL_FILE,
     JOURNAL_VERSION,
     Became,
-    JobTexts,
     Round,
+    RoundTexts,
     decode_action,
     encode_action,
     last_round,
-    round_as_line,
+    round_in_parts,
 )
 from slurm_synergy.controller.state_files import open_private
 from slurm_synergy.core.model import Plan, Snapshot
@@ -42,13 +42,17 @@ class Journal:
         self._path = directory / JOURNAL_FILE
         self._max_bytes, self._keep = max_mib * _MIB, keep
         self._last: Round | None = None
-        self._texts = JobTexts()
+        self._texts = RoundTexts()
 
     def last(self) -> Round | None:
         """The newest round, also of an earlier process. Raises LedgerError."""
         if self._last is None:
             self._last = last_round(self._path.parent)
         return self._last
+
+    def action_text(self, action: Action) -> str:
+        """The JSON of an action of the round that is appended next."""
+        return self._texts.of_action(action)
 
     def append(
         self,
@@ -69,12 +73,12 @@ class Journal:
             free=free,
             code=getattr(slurm_synergy, "__version__", ""),
         )
-        line = round_as_line(self._last, self._texts)
+        parts = round_in_parts(self._last, self._texts)
         try:
-            self._rotate_if_full(len(line))
+            self._rotate_if_full(sum(map(len, parts)))
             fd = open_private(self._path, os.O_RDWR | os.O_APPEND)
             with os.fdopen(fd, "a+b", buffering=0) as file:
-                _write_whole(file, _break_before(fd) + line.encode())
+                _write_whole(file, (_break_before(fd), *parts))
         except OSError as err:
             raise LedgerUnavailable(
                 f"cannot write the journal {self._path}: {err}; free some space or correct the "
@@ -107,12 +111,14 @@ def _break_before(fd: int) -> bytes:
     return b"\n" if size and os.pread(fd, 1, size - 1) != b"\n" else b""
 
 
-def _write_whole(file: FileIO, line: bytes) -> None:
+def _write_whole(file: FileIO, parts: Iterable[bytes]) -> None:
     """Append the whole line or nothing: half a line would swallow the next one."""
     before = os.fstat(file.fileno()).st_size
     try:
-        while line:
-            line = line[file.write(line) :]
+        for part in parts:
+            left = memoryview(part)
+            while left:
+                left = left[file.write(left) :]
     except OSError:
         file.truncate(before)
         raise

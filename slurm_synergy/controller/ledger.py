@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from slurm_synergy.cluster import Action, Clock, Outcome, Record
-from slurm_synergy.controller.journal import Journal, decode_action, encode_action
+from slurm_synergy.controller.journal import Journal, decode_action
 from slurm_synergy.controller.ledger_file import SCHEMA_VERSION, holder_of, set_meta
 from slurm_synergy.controller.ledger_memory import RECORD_COLUMNS, RecordMemory, held_until
 from slurm_synergy.controller.ledger_profiles import ProfileLedger
@@ -59,6 +59,7 @@ class Ledger(ProfileLedger):
         self._clock = clock
         self._journal = Journal(state_dir, max_mib=journal_max_mib, keep=journal_keep)
         self._records = RecordMemory(self._decoded)
+        self._data_version: int | None = None
 
     def __enter__(self) -> Ledger:
         return self
@@ -72,8 +73,26 @@ class Ledger(ProfileLedger):
         """Records by job id; attained service includes the lease in force, up to now."""
         now_s = self._clock.now_s()
         with self._lock:
-            rows = map(tuple, self._query(f"SELECT {RECORD_COLUMNS} FROM jobs ORDER BY job_id"))
-            return self._beliefs.applied(self._records.records(rows, now_s), self.profile)
+            self._read_touched()
+            return self._beliefs.applied(self._records.records(now_s), self.profile)
+
+    def _read_touched(self) -> None:
+        """Bring the memory of records up: all at first, later those that were written."""
+        # Another number: somebody else has written, which the lock of the directory forbids.
+        version = self._query("PRAGMA data_version")[0][0]
+        if version != self._data_version:
+            rows = self._query(f"SELECT {RECORD_COLUMNS} FROM jobs ORDER BY job_id")
+            self._records.take(map(tuple, rows))
+        else:
+            touched = [row[0] for row in self._query("SELECT job_id FROM touched")]
+            if not touched:
+                return
+            rows = self._query(
+                f"SELECT {RECORD_COLUMNS} FROM jobs NATURAL JOIN touched ORDER BY job_id"
+            )
+            self._records.take(map(tuple, rows), touched)
+        self._query("DELETE FROM touched")
+        self._data_version = version
 
     def draining(self) -> bool:
         """Whether an operator asked that nothing be started."""
@@ -115,7 +134,7 @@ class Ledger(ProfileLedger):
     def intend(self, round_number: int, actions: Sequence[Action]) -> None:
         """Write what is about to be done, durably, before it is done."""
         rows = [
-            (round_number, seq, action.job_id, json.dumps(encode_action(action)))
+            (round_number, seq, action.job_id, self._journal.action_text(action))
             for seq, action in enumerate(actions)
         ]
         with self._transaction() as db:
@@ -126,11 +145,11 @@ class Ledger(ProfileLedger):
 
         What was granted, changed or ended is written by the keeper of leases at that moment.
         """
+        done = {outcome.action.job_id for outcome in outcomes}
         with self._transaction() as db:
-            db.executemany(
-                "DELETE FROM intents WHERE round = ? AND job_id = ?",
-                [(round_number, outcome.action.job_id) for outcome in outcomes],
-            )
+            rows = db.execute("SELECT seq, job_id FROM intents WHERE round = ?", (round_number,))
+            closed = [(round_number, row[0]) for row in rows.fetchall() if row[1] in done]
+            db.executemany("DELETE FROM intents WHERE round = ? AND seq = ?", closed)
 
     def journal(
         self,
@@ -242,11 +261,19 @@ class Ledger(ProfileLedger):
 
     def remember_request(self, job_id: int, request: Mapping[str, object]) -> None:
         """Keep what the user originally asked for (JSON); the first word stands."""
+        self.remember_requests({job_id: request})
+
+    def remember_requests(self, requests: Mapping[int, Mapping[str, object]]) -> None:
+        """``remember_request`` of several jobs, all or none."""
+        rows = [
+            (job_id, json.dumps(dict(request), allow_nan=False))
+            for job_id, request in requests.items()
+        ]
         with self._transaction() as db:
-            db.execute(
+            db.executemany(
                 "INSERT INTO jobs (job_id, request) VALUES (?, ?) ON CONFLICT (job_id) DO UPDATE"
                 " SET request = coalesce(request, excluded.request)",
-                (job_id, json.dumps(dict(request), allow_nan=False)),
+                rows,
             )
 
     def update_request(self, job_id: int, changes: Mapping[str, object]) -> None:

@@ -72,6 +72,21 @@ CREATE TABLE intents (
 ) WITHOUT ROWID;
 CREATE TABLE profiles (key TEXT PRIMARY KEY, profile TEXT NOT NULL) WITHOUT ROWID;
 """
+# Of this connection alone: which jobs were written since the records were last read. Without "OR
+# IGNORE", as within a trigger the conflict clause of the statement outside holds.
+_TOUCHED = """
+PRAGMA temp_store = MEMORY;
+CREATE TEMP TABLE touched (job_id INTEGER PRIMARY KEY);
+CREATE TEMP TRIGGER made AFTER INSERT ON main.jobs
+    WHEN NEW.job_id NOT IN (SELECT job_id FROM touched)
+    BEGIN INSERT INTO touched VALUES (NEW.job_id); END;
+CREATE TEMP TRIGGER changed AFTER UPDATE ON main.jobs
+    WHEN NEW.job_id NOT IN (SELECT job_id FROM touched)
+    BEGIN INSERT INTO touched VALUES (NEW.job_id); END;
+CREATE TEMP TRIGGER gone AFTER DELETE ON main.jobs
+    WHEN OLD.job_id NOT IN (SELECT job_id FROM touched)
+    BEGIN INSERT INTO touched VALUES (OLD.job_id); END;
+"""
 # Service was known in sum only: what runs is taken to have had all of it where it is.
 _HELD_S = """
 ALTER TABLE jobs ADD COLUMN held_s TEXT NOT NULL DEFAULT '{}';
@@ -127,6 +142,7 @@ class LedgerFile:
             if found != "ok":
                 raise sqlite3.DatabaseError(found)
             self._migrate(db)
+            db.executescript(_TOUCHED)
         except sqlite3.Error as err:
             db.close()
             raise self._failure(err) from err

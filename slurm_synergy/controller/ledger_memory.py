@@ -6,7 +6,7 @@ reading before, by which a round knows that nothing of a job has changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -30,18 +30,40 @@ class RecordMemory:
     def __init__(self, decode: Callable[[Any, str], Any]) -> None:
         self._decode = decode
         self._known: dict[int, tuple[tuple[Any, ...], Record]] = {}
+        self._found: dict[int, Record] = {}
+        self._leased: set[int] = set()
 
-    def records(self, rows: Iterable[tuple[Any, ...]], now_s: float) -> dict[int, Record]:
-        """Of rows of ``RECORD_COLUMNS``. Attained service includes the lease in force, to now."""
-        before, now = self._known, dict[int, tuple[tuple[Any, ...], Record]]()
-        found = {}
+    def take(self, rows: Iterable[tuple[Any, ...]], touched: Collection[int] | None = None) -> None:
+        """The rows of ``RECORD_COLUMNS``; of the jobs ``touched`` if they are told, else of all."""
+        gone = set(self._known if touched is None else touched)
+        last, is_sorted = next(reversed(self._found), -1), True
         for row in rows:
             job_id = row[0]
-            known = before.get(job_id)
-            if known is None or known[0] != row:
-                known = (row, self._made(row, known))
-            now[job_id], found[job_id] = known, _now(known[1], row, now_s)
-        self._known = now
+            gone.discard(job_id)
+            known = self._known.get(job_id)
+            if known is not None and known[0] == row:
+                continue
+            record = self._made(row, known)
+            if job_id not in self._found:
+                is_sorted = is_sorted and job_id > last
+                last = max(last, job_id)
+            self._known[job_id], self._found[job_id] = (row, record), record
+            if record.lease is None:
+                self._leased.discard(job_id)
+            else:
+                self._leased.add(job_id)
+        for job_id in gone & self._known.keys():
+            del self._known[job_id], self._found[job_id]
+            self._leased.discard(job_id)
+        if not is_sorted:
+            self._found = dict(sorted(self._found.items()))
+
+    def records(self, now_s: float) -> dict[int, Record]:
+        """By job id, ascending. Attained service includes the lease in force, up to now."""
+        found = self._found.copy()
+        for job_id in self._leased:
+            row, record = self._known[job_id]
+            found[job_id] = _now(record, row, now_s)
         return found
 
     def _made(self, row: tuple[Any, ...], known: tuple[tuple[Any, ...], Record] | None) -> Record:

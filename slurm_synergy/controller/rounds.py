@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from slurm_synergy.cluster import Action, Hold, Outcome, Renew, Resize, Start, Stop
 from slurm_synergy.controller.codec import decode, encode, field_names
-from slurm_synergy.core.model import JobStatus, Plan, Profile, Reason, ReasonCode, Snapshot
+from slurm_synergy.core.model import JobStatus, Placement, Plan, Reason, ReasonCode, Snapshot
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.errors import LedgerError, ModelError
 
@@ -19,13 +19,14 @@ __all__ = [
     "JOURNAL_VERSION",
     "Became",
     "Damage",
-    "JobTexts",
+    "RoundTexts",
     "Round",
     "decode_action",
     "encode_action",
     "last_round",
     "read_rounds",
     "round_as_line",
+    "round_in_parts",
 ]
 
 JOURNAL_FILE = "journal.jsonl"
@@ -36,6 +37,10 @@ _KINDS: Mapping[str, type[Action]] = {
     kind.__name__.lower(): kind for kind in (Hold, Renew, Resize, Stop, Start)
 }
 _BLOCK_BYTES = 1 << 20
+# Stands for the jobs; JSON has no such character outside of texts, and within them not in ASCII.
+_JOBS = "\0"
+# Values that a round has more than once, or that the next one has again.
+_REPEATED = frozenset({Placement, Reason})
 
 
 def encode_action(action: Action) -> dict[str, object]:
@@ -112,64 +117,106 @@ class Damage:
     what: str
 
 
-class JobTexts:
-    """What was written of each job in the last round: most jobs wait, and stay as they are.
+class RoundTexts:
+    """What was written of the values of the last round: most jobs wait, and stay as they are.
 
-    Jobs, and the profiles that many of them share, are known by the very object that their text
-    was made of.
+    Jobs, nodes, placements and reasons are known by the very object that their text was made of,
+    as are the profiles that many jobs share.
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[JobStatus, str]] = {}
-        self._profiles: dict[int, tuple[Profile, str]] = {}
+        self._jobs: dict[int, tuple[JobStatus, bytes]] = {}
+        self._values: dict[int, tuple[object, str]] = {}
+        self._values_before: dict[int, tuple[object, str]] = {}
 
-    def of(self, jobs: Sequence[JobStatus]) -> list[str]:
-        """The JSON of each of ``jobs``; what was known of others is forgotten."""
-        before, now, texts = self._known, dict[int, tuple[JobStatus, str]](), []
-        self._profiles = {}
+    def of_jobs(self, jobs: Sequence[JobStatus]) -> bytes:
+        """The JSON of ``jobs``, encoded; what was known of others is forgotten."""
+        before, now, texts = self._jobs, dict[int, tuple[JobStatus, bytes]](), []
         for status in jobs:
             job_id = status.job.job_id
             known = before.get(job_id)
             if known is None or known[0] is not status:
-                known = (status, self._text(status))
+                known = (status, self._of_job(status).encode())
             now[job_id] = known
             texts.append(known[1])
-        self._known = now
-        return texts
+        self._jobs = now
+        return b",".join(texts)
 
-    def _text(self, status: JobStatus) -> str:
-        profile = status.profile
-        known = self._profiles.get(id(profile))
+    def _of_job(self, status: JobStatus) -> str:
+        return _object(
+            {
+                name: self.of(value) if name == "profile" else _dump(encode(value))
+                for name in field_names(JobStatus)
+                for value in (getattr(status, name),)
+            }
+        )
+
+    def of(self, value: object) -> str:
+        """The JSON of a value that may come again, in this round or the next one."""
+        known = self._values.get(id(value))
         if known is None:
-            known = self._profiles[id(profile)] = (profile, _dump(encode(profile)))
-        parts = {
-            name: known[1] if name == "profile" else _dump(encode(getattr(status, name)))
-            for name in field_names(JobStatus)
-        }
-        return _object(parts)
+            known = self._values_before.get(id(value)) or (value, _dump(encode(value)))
+            self._values[id(value)] = known
+        return known[1]
+
+    def of_action(self, action: Action) -> str:
+        """The JSON of an action, as ``encode_action`` has it."""
+        kind = type(action)
+        return _object({"kind": f'"{_kind(action)}"', **self._of_fields(kind, action)})
+
+    def of_outcome(self, outcome: Became) -> str:
+        """The JSON of what became of an action."""
+        return _object(self._of_fields(Became, outcome))
+
+    def of_plan(self, plan: Plan) -> str:
+        """The JSON of a plan: of its placements, and of reasons that many jobs share."""
+        texts = dict.fromkeys(field_names(Plan), "")
+        texts["placements"] = _array(map(self.of, plan.placements))
+        texts["waiting"] = _object({id: self.of(reason) for id, reason in plan.waiting.items()})
+        return _object(
+            {name: text or _dump(encode(getattr(plan, name))) for name, text in texts.items()}
+        )
+
+    def _of_fields(self, kind: type, value: object) -> dict[str, str]:
+        found = {}
+        for name in field_names(kind):
+            one = getattr(value, name)
+            found[name] = self.of(one) if type(one) in _REPEATED else _dump(encode(one))
+        return found
+
+    def end_round(self) -> None:
+        """What this round did not write is forgotten."""
+        self._values_before, self._values = self._values, {}
 
 
-def round_as_line(record: Round, texts: JobTexts | None = None) -> str:
+def round_as_line(record: Round, texts: RoundTexts | None = None) -> str:
     """The round as one line of JSON, with its line break. ``texts`` are those of earlier rounds."""
-    snapshot = record.snapshot
-    jobs = f"[{','.join((texts or JobTexts()).of(snapshot.jobs))}]"
+    return b"".join(round_in_parts(record, texts or RoundTexts())).decode()
+
+
+def round_in_parts(record: Round, texts: RoundTexts) -> tuple[bytes, ...]:
+    """``round_as_line`` in parts, as thousands of jobs make megabytes: these are not copied."""
+    snapshot, jobs = record.snapshot, texts.of_jobs(record.snapshot.jobs)
+    known = {"jobs": f"[{_JOBS}]", "nodes": _array(map(texts.of, snapshot.nodes))}
     written = {
         "version": _dump(JOURNAL_VERSION),
         "code": _dump(record.code),
         "round": _dump(snapshot.round),
         "snapshot": _object(
             {
-                name: jobs if name == "jobs" else _dump(encode(getattr(snapshot, name)))
+                name: known.get(name) or _dump(encode(getattr(snapshot, name)))
                 for name in field_names(Snapshot)
             }
         ),
-        "plan": _dump(encode(record.plan)),
-        "actions": _dump([encode_action(action) for action in record.actions]),
-        "outcomes": _dump(encode(record.outcomes)),
+        "plan": texts.of_plan(record.plan),
+        "actions": _array(map(texts.of_action, record.actions)),
+        "outcomes": _array(map(texts.of_outcome, record.outcomes)),
         "took_s": _dump(encode(record.took_s)),
         "free": _dump(encode(record.free)),
     }
-    return f"{_object(written)}\n"
+    texts.end_round()
+    before, _, after = f"{_object(written)}\n".partition(_JOBS)
+    return before.encode(), jobs, after.encode()
 
 
 _JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
@@ -179,11 +226,17 @@ def _dump(value: object) -> str:
     # Small values, of which there are the most, without the machinery.
     if value is None:
         return "null"
+    if value is True or value is False:
+        return "true" if value else "false"
     return str(value) if type(value) is int else _JSON.encode(value)
 
 
-def _object(texts: Mapping[str, str]) -> str:
-    return "{" + ",".join(f'"{name}":{text}' for name, text in texts.items()) + "}"
+def _object(texts: Mapping[Any, str]) -> str:
+    return "{" + ",".join([f'"{name}":{text}' for name, text in texts.items()]) + "}"
+
+
+def _array(texts: Iterable[str]) -> str:
+    return "[" + ",".join(texts) + "]"
 
 
 def _round_of(line: str) -> Round:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from slurm_synergy.slurm.commands import CommandResult, CommandRunner
+from slurm_synergy.slurm.commands import Beside, CommandResult, CommandRunner
 
 __all__ = ["READING_LIMIT", "CallMeter", "MeteredRunner", "RpcBudget", "kind_of"]
 
@@ -166,3 +166,21 @@ class MeteredRunner:
             return result
         finally:
             self.meter.count(kind_of(argv), time.monotonic() - began_s, ok=ok)
+
+    def begin(self, argv: Sequence[str], *, timeout_s: float) -> Callable[[], CommandResult]:
+        """See ``Beside``; where the runner is none, the command is run when it is waited for."""
+        runner = self._runner
+        if not isinstance(runner, Beside):
+            return lambda: self.run(argv, timeout_s=timeout_s)
+        began_s, result_of = time.monotonic(), runner.begin(argv, timeout_s=timeout_s)
+
+        def result() -> CommandResult:
+            ok = False
+            try:
+                found = result_of()
+                ok = found.rc == 0
+                return found
+            finally:
+                self.meter.count(kind_of(argv), time.monotonic() - began_s, ok=ok)
+
+        return result

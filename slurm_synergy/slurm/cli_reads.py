@@ -13,6 +13,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from string import ascii_uppercase
 
 from slurm_synergy.core.wording import counted
 from slurm_synergy.errors import SlurmCommandError, SlurmParseError, SlurmTimeout
@@ -85,8 +86,7 @@ class CliReader:
         return self._read_jobs(partition)
 
     def _read_jobs(self, partition: str | None) -> tuple[JobFacts, ...]:
-        identities = self._read_identities((), self._memory)
-        text = self._run(*_SHOW_JOBS).stdout
+        identities, text = self._read_both()
         records = self._records(text, identities, partition)
         if records.strangers:
             # Written by a user or submitted in between, or squeue's answer was not whole, or it
@@ -123,14 +123,17 @@ class CliReader:
                 if err.kind != "not_found":
                     raise
         self._note_addresses(jobs)
-        return tuple(sorted(jobs, key=lambda job: job.job_id))
+        if records.unresolved:
+            jobs.sort(key=lambda job: job.job_id)
+        return tuple(jobs)
 
     def _note_addresses(self, jobs: Iterable[JobFacts]) -> None:
         for job in jobs:
-            if job.address != str(job.job_id):
+            # Only members of arrays are called otherwise than by their id.
+            if job.array_job_id is not None and job.address != str(job.job_id):
                 self._addresses[job.job_id] = job.address
-            else:
-                self._addresses.pop(job.job_id, None)
+            elif job.job_id in self._addresses:
+                del self._addresses[job.job_id]
 
     def _address(self, job_id: int) -> str:
         """What Slurm's commands call the job, as last read."""
@@ -166,15 +169,21 @@ class CliReader:
             return jobs[0]
         raise SlurmCommandError(argv, 0, f"job {job_id} not found", kind="not_found")
 
-    def _read_identities(
-        self, select: Sequence[str], memory: JobMemory | None = None
-    ) -> dict[int, JobIdentity]:
-        mark = f"|{secrets.token_hex(12)}|"
-        argv = ("squeue", "-h", "-a", "-t", "all", *select, "-O", identity_format(mark))
-        result = self._run(*argv)
-        if "Invalid job format specification" in result.stderr:
-            raise SlurmParseError("squeue does not know a field any more", result.stderr)
-        return parse_identities(result.stdout, mark, memory)
+    def _read_both(self) -> tuple[dict[int, JobIdentity], str]:
+        """The identities of all jobs and their records, asked for at once.
+
+        A job that only one of the answers shows is asked for again.
+        """
+        records = self._runner.begin(_SHOW_JOBS, timeout_s=self._timeout_s)
+        mark, argv = _identity_query(())
+        told, tries = self._tried(argv)
+        identities = _identities(told, mark, self._memory)
+        # What was begun before a pause is no reading of now.
+        return identities, self._tried(_SHOW_JOBS, records if tries == 1 else None)[0].stdout
+
+    def _read_identities(self, select: Sequence[str]) -> dict[int, JobIdentity]:
+        mark, argv = _identity_query(select)
+        return _identities(self._run(*argv), mark)
 
     def read_nodes(self) -> tuple[NodeFacts, ...]:
         """See ``SlurmClient``."""
@@ -215,14 +224,38 @@ class CliReader:
         return parse_diag(self._run("sdiag").stdout)
 
     def _run(self, *argv: str) -> CommandResult:
-        for left in reversed(range(self._tries)):
+        return self._tried(argv)[0]
+
+    def _tried(
+        self, argv: Sequence[str], begun: Callable[[], CommandResult] | None = None
+    ) -> tuple[CommandResult, int]:
+        """What the command answered, and at which try. ``begun`` has the first one's result."""
+        for number in range(1, self._tries + 1):
+            is_last = number == self._tries
             try:
-                return self._runner.run(argv, timeout_s=self._timeout_s).check()
+                if begun is not None and number == 1:
+                    return begun().check(), number
+                return self._runner.run(argv, timeout_s=self._timeout_s).check(), number
             except SlurmTimeout:
-                if not left or not self.ping().up:
+                if is_last or not self.ping().up:
                     raise
             except SlurmCommandError as err:
-                if err.kind != "controller_down" or not left or not self.ping().up:
+                if err.kind != "controller_down" or is_last or not self.ping().up:
                     raise
             self._sleep(self._retry_delay_s)
         raise AssertionError("at least one try")
+
+
+def _identity_query(select: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """A mark, and the command whose answer has it behind each field."""
+    # Letters that texts seldom hold make it quick to find.
+    mark = f"|{''.join(secrets.choice(ascii_uppercase) for _ in range(20))}|"
+    return mark, ("squeue", "-h", "-a", "-t", "all", *select, "-O", identity_format(mark))
+
+
+def _identities(
+    told: CommandResult, mark: str, memory: JobMemory | None = None
+) -> dict[int, JobIdentity]:
+    if "Invalid job format specification" in told.stderr:
+        raise SlurmParseError("squeue does not know a field any more", told.stderr)
+    return parse_identities(told.stdout, mark, memory)

@@ -44,7 +44,7 @@ from slurm_synergy.slurm.reservation import ReservationKeeper, ReservationMemory
 from slurm_synergy.slurm.sizing import Demand, need_of
 from slurm_synergy.slurm.starting import Scene, Starter
 from slurm_synergy.slurm.terms import chosen_nodes, read_terms
-from slurm_synergy.slurm.views import JobViews, RequestMemory
+from slurm_synergy.slurm.views import JobView, JobViews, RequestMemory
 from slurm_synergy.slurm.waiting import tend_waiting
 
 __all__ = ["MAX_GRACE_S", "RequestMemory", "SlurmCluster"]
@@ -137,7 +137,6 @@ class SlurmCluster:
         self._reading: Reading | None = None
         self._fresh: Observation | None = None
         self._nodes: Mapping[str, Node] = {}
-        self._graces: Mapping[int, float] = {}
 
     def _fixed(self, node: str) -> bool:
         """Whether only a helper could move the cores of jobs on ``node``, and there is none."""
@@ -200,11 +199,11 @@ class SlurmCluster:
 
         Any thread may ask.
         """
-        return self._graces.get(job_id, 0.0)
+        view = self._views.last(job_id)
+        return 0.0 if view is None else self._grace_s(view)
 
-    def _grace_s(self, facts: JobFacts) -> float:
-        hinted = self._views.view(facts).hints.grace_s
-        return min(hinted or self._settings.scheduling.grace_s, MAX_GRACE_S)
+    def _grace_s(self, view: JobView) -> float:
+        return min(view.hints.grace_s or self._settings.scheduling.grace_s, MAX_GRACE_S)
 
     def prepare(self, *, read_only: bool = False) -> None:
         """Before a round: see to it that the reservation covers the nodes that it should.
@@ -299,10 +298,10 @@ class SlurmCluster:
         self._left_out = what
 
     def _build(self, reading: Reading, records: Mapping[int, Record]) -> Observation:
+        self._views.meet(reading.jobs)
         reserved = None if self.reservation is None else self.reservation.nodes
         made = self._observer.observation(reading, records, reserved=reserved, others=self._others)
         self._tell_of_silent(made.nodes)
-        self._graces = {job_id: self._grace_s(facts) for job_id, facts in reading.jobs.items()}
         for node, taken in self._observer.fixed_cores(reading).items():
             self._leases.set_reserved(node, taken)
         return made
@@ -356,7 +355,7 @@ class SlurmCluster:
                 assert self._reading is not None
                 return self._starter.start(action, status, facts, self._scene(self._reading))
             case Stop():
-                grace_s = self._grace_s(facts)
+                grace_s = self._grace_s(self._views.view(facts))
                 if facts.held is not slurm_facts.Hold.ADMIN:
                     self._client.hold_running(action.job_id)
                 self._leases.stop(job_id=action.job_id, reason=action.reason, grace_s=grace_s)

@@ -12,14 +12,16 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from slurm_synergy.errors import SlurmCommandError, SlurmTimeout
 
 __all__ = [
+    "Beside",
     "CommandResult",
     "CommandRunner",
     "SlurmCommands",
@@ -111,11 +113,25 @@ class CommandResult:
         return self
 
 
+def _text_of(fd: int) -> str:
+    """All of a file, as text with the line breaks of text."""
+    told = os.pread(fd, os.fstat(fd).st_size, 0).decode("utf-8", "surrogateescape")
+    return told.replace("\r\n", "\n").replace("\r", "\n") if "\r" in told else told
+
+
 class CommandRunner(Protocol):
     """Runs one command to its end."""
 
     def run(self, argv: Sequence[str], *, timeout_s: float, stdin: str = "") -> CommandResult:
         """Run ``argv``; raises ``SlurmTimeout``, or ``SlurmCommandError`` if it cannot start."""
+
+
+@runtime_checkable
+class Beside(Protocol):
+    """A runner that can run commands beside each other."""
+
+    def begin(self, argv: Sequence[str], *, timeout_s: float) -> Callable[[], CommandResult]:
+        """Begin to run ``argv``; what is returned waits for its end, and raises as ``run``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,25 +145,35 @@ class SlurmCommands:
     def run(self, argv: Sequence[str], *, timeout_s: float, stdin: str = "") -> CommandResult:
         """See ``CommandRunner``. The command's process group is ended when time is over."""
         program = self._resolve(argv)
-        process = subprocess.Popen(
-            [program, *argv[1:]],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            errors="surrogateescape",
-            env=self._environment(),
-            start_new_session=True,
-        )
-        try:
-            stdout, stderr = process.communicate(stdin, timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            raise SlurmTimeout(argv, timeout_s) from None
-        finally:
-            if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
+        # A file in memory: the command never waits for us to read its megabytes from a pipe.
+        with os.fdopen(os.memfd_create(argv[0], os.MFD_CLOEXEC), "rb", buffering=0) as answer:
+            process = subprocess.Popen(
+                [program, *argv[1:]],
+                stdin=subprocess.PIPE,
+                stdout=answer,
+                stderr=subprocess.PIPE,
+                encoding="utf-8",
+                errors="surrogateescape",
+                env=self._environment(),
+                start_new_session=True,
+            )
+            try:
+                _, stderr = process.communicate(stdin, timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                raise SlurmTimeout(argv, timeout_s) from None
+            finally:
+                if process.returncode is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.communicate()
+            stdout = _text_of(answer.fileno())
         return CommandResult(argv=tuple(argv), rc=process.returncode, stdout=stdout, stderr=stderr)
+
+    def begin(self, argv: Sequence[str], *, timeout_s: float) -> Callable[[], CommandResult]:
+        """See ``Beside``."""
+        thread = ThreadPoolExecutor(max_workers=1)
+        begun = thread.submit(self.run, argv, timeout_s=timeout_s)
+        thread.shutdown(wait=False)  # it ends with the command
+        return begun.result
 
     def _resolve(self, argv: Sequence[str]) -> str:
         path = self.bin_dir or self.environment.get("PATH", os.defpath)

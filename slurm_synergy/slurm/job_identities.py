@@ -7,7 +7,7 @@ Every field ends in a mark that no user can guess, so that no text can fake a fi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from slurm_synergy.errors import SlurmParseError
@@ -33,6 +33,9 @@ _IDENTITY_FIELDS = (
     "tres-per-task",
     "tres-per-socket",
 )
+
+
+_END = "\0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,23 +66,30 @@ def identity_format(mark: str) -> str:
     return ",".join(f"{field}:{mark}" for field in _IDENTITY_FIELDS)
 
 
-def identity_rows(text: str, mark: str) -> Iterator[tuple[str, ...]]:
-    """The cells of each job in ``squeue -h -a -t all -O <identity_format(mark)>``.
+def identity_rows(text: str, mark: str, known: Container[str] = ()) -> Iterable[str]:
+    """The row of each job in ``squeue -h -a -t all -O <identity_format(mark)>``.
 
-    Raises SlurmParseError for output that is not whole.
+    Its cells are parted by NUL in place of the mark: no text of Slurm's holds that, so rows of
+    two readings can be compared. ``known`` are rows of an earlier one. Raises SlurmParseError for
+    output that is not whole.
     """
     if not whole(text, "squeue").strip():
-        return iter(())
-    cells = text.split(mark)
+        return ()
     width = len(_IDENTITY_FIELDS)
+    # Row by row: to look for a word in a text of megabytes, Python prepares anew at each place.
+    rows = [row.replace(mark, _END) for row in text.split(f"{mark}\n")]
+    if rows.pop() == "" and all([row in known or row.count(_END) == width - 1 for row in rows]):  # noqa: C419 - quicker
+        return rows
+    # A text that begins with a line break, or output that is not whole.
+    cells = text.split(mark)
     if cells.pop().strip() or len(cells) % width:
         raise SlurmParseError(f"squeue: {len(cells)} fields, expected a multiple of {width}", text)
-    return (tuple(cells[start : start + width]) for start in range(0, len(cells), width))
+    return [_END.join(cells[start : start + width]) for start in range(0, len(cells), width)]
 
 
-def identity_of(cells: Sequence[str]) -> JobIdentity:
-    """The job that one row of cells is about. Raises SlurmParseError."""
-    values = dict(zip(_IDENTITY_FIELDS, cells, strict=True))
+def identity_of(row: str) -> JobIdentity:
+    """The job that a row is about. Raises SlurmParseError."""
+    values = dict(zip(_IDENTITY_FIELDS, row.split(_END), strict=True))
     form, gpus = _gpus_asked(values)
     return JobIdentity(
         job_id=parse_int(values["JobId"].strip(), "squeue JobId"),

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from slurm_synergy.core.values import quick
 from slurm_synergy.errors import SlurmParseError
@@ -38,8 +39,8 @@ __all__ = [
     "parse_jobs",
 ]
 
-_BREAK = "\nJobId="
-_HEAD = re.compile(r"(\d+) (?:Array\w+=\S* |HetJob\w+=\S* |SLUID=\S* )*JobName=")
+_FIRST = "JobId="
+_HEAD = re.compile(r"JobId=(\d+) (?:Array\w+=\S* |HetJob\w+=\S* |SLUID=\S* )*JobName=")
 _OWNER = re.compile(
     r" (?:HetJobIdSet=\S* |SLUID=\S* )*UserId=(?P<user>[^\n=]+?)\((?P<uid>\d+)\)"
     r" GroupId=[^\n=]*\(\d+\) MCS_label=\S* Priority=(?P<priority>\d+) Nice=-?\d+ Account="
@@ -63,10 +64,12 @@ class JobRecords:
 @quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """A record of the last reading, of which nothing has changed."""
+    """A record of the last reading: all of its text, whose it is, and what was made of it."""
 
-    facts: JobFacts
+    job_id: int
     text: str
+    identity: JobIdentity
+    facts: JobFacts
 
 
 @quick
@@ -74,7 +77,7 @@ class _Known:
 class _Start:
     """Where a record may begin: its offset, the end of ``JobName=``, its job, its own text.
 
-    ``text`` goes to the next such place, without the word JobId in front and the running clock.
+    ``text`` goes to the next such place, without the running clock.
     """
 
     at: int
@@ -91,23 +94,24 @@ class JobMemory:
     """
 
     def __init__(self) -> None:
-        self._identities: dict[tuple[str, ...], JobIdentity] = {}
-        self._facts: dict[str, tuple[JobIdentity, JobFacts]] = {}
+        self._identities: dict[str, JobIdentity] = {}
+        self._known: dict[str, _Known] = {}
 
-    def identities(self, rows: Iterable[tuple[str, ...]]) -> dict[int, JobIdentity]:
-        """The identities of rows of cells, by job id."""
-        made = {row: self._identities.get(row) or identity_of(row) for row in rows}
+    def identities(self, text: str, mark: str) -> dict[int, JobIdentity]:
+        """The identities of the rows in ``text``, by job id."""
+        before = self._identities
+        rows = identity_rows(text, mark, before)
+        made = {row: before.get(row) or identity_of(row) for row in rows}
         self._identities = made
         return {identity.job_id: identity for identity in made.values()}
 
-    def facts(self, text: str, identity: JobIdentity) -> JobFacts | None:
-        """The facts of the record that is all of ``text``, if they are known."""
-        known = self._facts.get(text)
-        return known[1] if known is not None and known[0] is identity else None
+    def records(self) -> Mapping[str, _Known]:
+        """The records of the last reading by their texts."""
+        return self._known
 
-    def keep(self, known: Iterable[tuple[str, JobIdentity, JobFacts]]) -> None:
+    def keep(self, known: Iterable[_Known]) -> None:
         """The records of this reading; others are forgotten."""
-        self._facts = {text: (identity, facts) for text, identity, facts in known}
+        self._known = {one.text: one for one in known}
 
 
 def _still(text: str) -> str:
@@ -126,7 +130,7 @@ def parse_identities(
     text: str, mark: str, memory: JobMemory | None = None
 ) -> dict[int, JobIdentity]:
     """``squeue -h -a -t all -O <identity_format(mark)>`` to identities by job id."""
-    return (memory or JobMemory()).identities(identity_rows(text, mark))
+    return (memory or JobMemory()).identities(text, mark)
 
 
 def parse_jobs(
@@ -144,67 +148,106 @@ def parse_jobs(
     """
     if not text.startswith("JobId=") and not text.startswith("No jobs in the system"):
         raise SlurmParseError("scontrol show job: neither records nor 'No jobs'", text)
-    starts = _starts(whole(text, "scontrol show job"))
-    ids = sorted(identities if wanted is None else wanted)
     memory = memory or JobMemory()
-    found = _find_records(text, starts, {job_id: identities[job_id] for job_id in ids}, memory)
+    known = memory.records()
+    starts, offsets = _starts(whole(text, "scontrol show job"), known)
+    ids = sorted(identities if wanted is None else wanted)
+    asked = {job_id: identities[job_id] for job_id in ids}
+    found = _find_records(text, starts, offsets, asked, known)
     jobs, unresolved, kept = [], [], []
     for job_id in ids:
-        records, identity = found.get(job_id, []), identities[job_id]
+        records = found.get(job_id, ())
         if len(records) == 1 or (records and first_only == job_id):
             record = records[0]
-            facts = facts_of(record, identity) if isinstance(record, RecordText) else record.facts
-            jobs.append(facts)
+            if isinstance(record, RecordText):
+                record = _made(record, asked[job_id])
+            jobs.append(record.facts)
             if record.text:
-                kept.append((record.text, identity, facts))
+                kept.append(record)
         else:
             unresolved.append(job_id)
     memory.keep(kept)
     return JobRecords(
         jobs=tuple(jobs),
         unresolved=tuple(unresolved),
-        strangers=frozenset(start.job_id for start in starts) - identities.keys(),
+        strangers=frozenset([start.job_id for start in starts]) - identities.keys(),
     )
 
 
-def _starts(text: str) -> list[_Start]:
-    """All places where a record may begin, in order."""
-    if not text.startswith(_BREAK[1:]):
-        return []
-    starts: list[_Start] = []
-    at = 0
-    for piece in text[len(_BREAK) - 1 :].split(_BREAK):
-        head = _HEAD.match(piece)
-        if head is not None:
-            name_at = at + len(_BREAK) - 1 + head.end()
-            still = _still(piece)
-            starts.append(_Start(at=at, name_at=name_at, job_id=int(head[1]), text=still))
-        elif starts:
-            # A line that only looks like one: part of the record before it.
-            last = starts.pop()
-            starts.append(replace(last, text=f"{last.text}{_BREAK}{piece}"))
-        at += len(_BREAK) + len(piece)
-    return starts
+def _made(body: RecordText, identity: JobIdentity) -> _Known:
+    facts = facts_of(body, identity)
+    return _Known(job_id=identity.job_id, text=body.text, identity=identity, facts=facts)
+
+
+def _starts(text: str, known: Mapping[str, _Known]) -> tuple[list[_Start | _Known], Sequence[int]]:
+    """All places where a record may begin, in order, and their offsets.
+
+    In place of one at which all is as it was, what is known of it.
+    """
+    starts: list[_Start | _Known] = []
+    offsets: list[int] = []
+    if not text.startswith(_FIRST):
+        return starts, offsets
+    at, more = 0, list[str]()
+    lines = text.split("\n")
+    lines.pop()
+    for line in lines:
+        start = known.get(line) or _start(at, line)
+        if start is None:
+            more.append(line)  # of the record before it
+        else:
+            if more and starts:
+                starts[-1] = _and_more(starts[-1], offsets[-1], more)
+                more = []
+            starts.append(start)
+            offsets.append(at)
+        at += len(line) + 1
+    if more and starts:
+        starts[-1] = _and_more(starts[-1], offsets[-1], more)
+    return starts, offsets
+
+
+def _start(at: int, line: str) -> _Start | None:
+    head = _HEAD.match(line)
+    if head is None:
+        return None
+    return _Start(at=at, name_at=at + head.end(), job_id=int(head[1]), text=_still(line))
+
+
+def _and_more(start: _Start | _Known, at: int, lines: Sequence[str]) -> _Start:
+    first = _anew(start, at)
+    return replace(first, text="\n".join((first.text, *lines)))
+
+
+def _anew(start: _Start | _Known, at: int) -> _Start:
+    """The same place, nothing being known of it."""
+    if isinstance(start, _Start):
+        return start
+    found = _start(at, start.text)
+    assert found is not None
+    return found
 
 
 def _find_records(
     text: str,
-    starts: Sequence[_Start],
+    starts: Sequence[_Start | _Known],
+    offsets: Sequence[int],
     identities: Mapping[int, JobIdentity],
-    memory: JobMemory,
+    known: Mapping[str, _Known],
 ) -> dict[int, list[RecordText | _Known]]:
     found: dict[int, list[RecordText | _Known]] = {}
     for number, start in enumerate(starts):
         identity = identities.get(start.job_id)
         if identity is None:
             continue
-        facts = memory.facts(start.text, identity)
-        if facts is not None:
-            found.setdefault(start.job_id, []).append(_Known(facts=facts, text=start.text))
+        record = start if isinstance(start, _Known) else known.get(start.text)
+        if record is not None and record.identity is identity:
+            found.setdefault(start.job_id, []).append(record)
             continue
         # A start within this record's own texts may be anybody's: the next start that counts is
         # one behind the owner part, and a cut that is too early costs the output path at most.
-        body = _body(text, start, identity, (other.at for other in starts[number + 1 :]))
+        first = _anew(start, offsets[number])
+        body = _body(text, first, identity, islice(offsets, number + 1, None))
         if body is not None:
             found.setdefault(start.job_id, []).append(body)
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from slurm_synergy.slurm.facts import JobFacts, NodeFacts
 from slurm_synergy.slurm.request import (
     Request,
     build_job,
+    is_passed_through,
     read_mark,
     request_of_record,
     unplannable,
@@ -33,8 +34,8 @@ class RequestMemory(Protocol):
         """What was remembered for the job, or None."""
         ...
 
-    def remember_request(self, job_id: int, request: Mapping[str, object]) -> None:
-        """Remember the request of a job, durably."""
+    def remember_requests(self, requests: Mapping[int, Mapping[str, object]]) -> None:
+        """Remember the requests of jobs, durably, all or none."""
         ...
 
     def update_request(self, job_id: int, changes: Mapping[str, object]) -> None:
@@ -116,16 +117,28 @@ class JobViews:
             return JobView(job=job, hints=Hints(), problem=problem)
         return JobView(job=job, hints=hints, problem=None)
 
+    def meet(self, jobs: Mapping[int, JobFacts]) -> None:
+        """Remember the records of jobs that are new here, thousands of them at once.
+
+        Raises LedgerError. Without it each is remembered when its view is asked for.
+        """
+        new = (jobs[job_id] for job_id in sorted(jobs.keys() - self._views.keys()))
+        strangers = {
+            facts.job_id: _at_first_sight(facts)
+            for facts in new
+            if not facts.state.finished
+            and not is_passed_through(facts)
+            and self._memory.request(facts.job_id) is None
+        }
+        if strangers:
+            self._memory.remember_requests(strangers)
+
     def _remembered(self, facts: JobFacts) -> Mapping[str, object]:
         """What the record said at first sight."""
         memory = self._memory.request(facts.job_id)
         if memory is None:
-            try:
-                shape = request_of_record(facts).to_json()
-            except ModelError:
-                shape = None
-            memory = {"submitted_s": facts.submit_s, "shape": shape}
-            self._memory.remember_request(facts.job_id, memory)
+            memory = _at_first_sight(facts)
+            self._memory.remember_requests({facts.job_id: memory})
         return memory
 
     def ran_s(self, job: Job, service_gpu_s: float) -> float:
@@ -157,6 +170,21 @@ class JobViews:
             self._memory.update_request(facts.job_id, {"run_time": run_time.to_memory()})
         return limit_s
 
-    def forget_all_but(self, known: Collection[int]) -> None:
+    def last(self, job_id: int) -> JobView | None:
+        """The view of the job as last asked for, None when nobody has. Any thread may ask."""
+        known = self._views.get(job_id)
+        return None if known is None else known[1]
+
+    def forget_all_but(self, known: Set[int]) -> None:
         """Drop the views of jobs that are not in ``known``."""
-        self._views = {job_id: view for job_id, view in self._views.items() if job_id in known}
+        for job_id in self._views.keys() - known:
+            del self._views[job_id]
+
+
+def _at_first_sight(facts: JobFacts) -> Mapping[str, object]:
+    """What starts and requeues overwrite in a record."""
+    try:
+        shape = request_of_record(facts).to_json()
+    except ModelError:
+        shape = None
+    return {"submitted_s": facts.submit_s, "shape": shape}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import secrets
 import sqlite3
 import stat
 import subprocess
@@ -447,6 +448,48 @@ def test_records_of_which_nothing_was_written_stay_the_same_objects(
         assert ledger.read()[3].lease is None
         ledger.forget_job(1)
         assert list(ledger.read()) == [2, 3]
+
+
+def test_records_are_those_of_the_file_whatever_was_written(
+    state_dir: Path, clock: ManualClock
+) -> None:
+    """The memory of a ledger that goes on, against one that reads the file anew."""
+
+    def told(ledger: Ledger) -> None:
+        found = ledger.read()
+        copied = state_dir.parent / f"copy{secrets.token_hex(4)}"
+        copied.mkdir()
+        with (
+            sqlite3.connect(state_dir / "ledger.sqlite") as db,
+            sqlite3.connect(copied / "ledger.sqlite") as other,
+        ):
+            db.backup(other)
+        with Ledger(copied, clock=clock) as anew:
+            assert list(found.items()) == list(anew.read().items())
+
+    with Ledger(state_dir, clock=clock) as ledger:
+        told(ledger)
+        for job_id in (9, 3, 5):
+            ledger.remember_request(job_id, {"gpus": 1})
+        told(ledger)
+        ledger.save_leases([stored(3), stored(4)])
+        clock.advance(7.0)
+        told(ledger)
+        ledger.save_progress([JobProgress(job_id=3, done_samples=5.0, samples_per_s=1.0, step=2)])
+        ledger.set_profile_key(5, "mine")
+        ledger.end_lease(4)
+        told(ledger)
+        with pytest.raises(ZeroDivisionError), ledger._transaction() as db:
+            db.execute("DELETE FROM jobs")
+            raise ZeroDivisionError
+        told(ledger)
+        ledger.forget_job(9)
+        ledger.forget_job(3)
+        told(ledger)
+        with sqlite3.connect(state_dir / "ledger.sqlite") as db:
+            db.execute("UPDATE jobs SET profile_key = 'theirs' WHERE job_id = 5")
+        told(ledger)
+        assert ledger.read()[5].profile_key == "theirs"
 
 
 def test_a_profile_stays_the_same_object_until_another_is_written(

@@ -19,8 +19,8 @@ from slurm_synergy.controller.rounds import (
     JOURNAL_VERSION,
     Became,
     Damage,
-    JobTexts,
     Round,
+    RoundTexts,
     last_round,
     read_rounds,
     round_as_line,
@@ -196,7 +196,7 @@ def test_why_a_job_was_stopped_is_explained_from_the_record() -> None:
 
 
 def test_a_line_is_the_same_whether_texts_are_taken_over_or_not() -> None:
-    texts = JobTexts()
+    texts = RoundTexts()
     for record in played(4):
         again = replace(record, took_s={"total": 1.0})
         for one in (record, again):
@@ -208,7 +208,7 @@ def test_a_line_is_the_same_whether_texts_are_taken_over_or_not() -> None:
 
 
 def test_a_job_that_has_not_changed_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, texts = played(1)[0], JobTexts()
+    first, texts = played(1)[0], RoundTexts()
     round_as_line(first, texts)
     written: list[object] = []
     monkeypatch.setattr(rounds, "encode", lambda value: written.append(value) or encode(value))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -218,3 +219,71 @@ def test_bytes_that_are_not_utf8_survive() -> None:
     code = "import os,sys; os.write(1, b'\\xff='); sys.stdout.write(sys.stdin.read())"
     done = SlurmCommands().run((sys.executable, "-c", code), timeout_s=20, stdin="é\udcfe")
     assert done.stdout == "\udcff=é\udcfe"
+
+
+class BesideRunner(FakeRunner):
+    """One that can begin a command: its answer is that of the moment when it began."""
+
+    def begin(self, argv: Sequence[str], *, timeout_s: float) -> Callable[[], CommandResult]:
+        self.asked.append(("begin", *argv))
+        rc, stdout, stderr = self.answer(argv)  # type: ignore[misc]
+        return lambda: CommandResult(argv=tuple(argv), rc=rc, stdout=stdout, stderr=stderr)
+
+
+def test_a_queue_is_read_by_two_commands_at_once_and_each_counts() -> None:
+    runner = BesideRunner(lambda argv: (0, "No jobs in the system\n" * ("show" in argv), ""))
+    client = client_of(runner)
+    for _ in range(2):
+        assert client.read_queue() == ()
+        assert [argv[0] for argv in runner.asked] == ["begin", "squeue"]
+        runner.asked.clear()
+    assert client.budget().last_turn == {"queue": 1, "jobs": 1}
+
+
+def test_what_was_begun_before_squeue_had_to_be_repeated_is_no_reading_of_now() -> None:
+    squeue: list[Answer] = [(1, "", DOWN), (0, "", "")]
+    shown: list[Answer] = [(0, "JobId=1 JobName=old\n", ""), (0, "No jobs in the system\n", "")]
+
+    def answer(argv: Sequence[str]) -> Answer:
+        if argv[1] == "ping":
+            return 0, "Slurmctld(primary) at head is UP\n", ""
+        return (squeue if argv[0] == "squeue" else shown).pop(0)
+
+    runner = BesideRunner(answer)
+    assert client_of(runner).read_queue() == ()
+    assert [argv[0] for argv in runner.asked] == [
+        "begin",
+        "squeue",
+        "scontrol",
+        "squeue",
+        "scontrol",
+    ]
+
+
+def test_a_begun_command_that_missed_the_controller_is_repeated() -> None:
+    shown: list[Answer] = [(1, "", DOWN), (0, "No jobs in the system\n", "")]
+
+    def answer(argv: Sequence[str]) -> Answer:
+        if argv[1] == "ping":
+            return 0, "Slurmctld(primary) at head is UP\n", ""
+        return (0, "", "") if argv[0] == "squeue" else shown.pop(0)
+
+    runner = BesideRunner(answer)
+    assert client_of(runner).read_queue() == () and not shown
+
+
+def test_commands_that_are_begun_run_beside_each_other_and_megabytes_come_whole() -> None:
+    """Each of the two waits for the other to have begun."""
+    script = "import pathlib, sys, time\nmine, other = map(pathlib.Path, sys.argv[1:])\n"
+    script += "mine.touch()\nend = time.monotonic() + 60\n"
+    script += "while not other.exists() and time.monotonic() < end: time.sleep(0.01)\n"
+    script += "print(('a\\r\\n' * 500_000) * other.exists(), end='')\n"
+    commands = SlurmCommands(bin_dir=str(Path(sys.executable).parent))
+    with tempfile.TemporaryDirectory() as place:
+        one, other = (str(Path(place) / name) for name in "ab")
+        program = Path(sys.executable).name
+        begun = commands.begin((program, "-c", script, one, other), timeout_s=90)
+        found = commands.run((program, "-c", script, other, one), timeout_s=90)
+        assert found.check().stdout == begun().check().stdout == "a\n" * 500_000
+    with pytest.raises(SlurmCommandError, match="not in"):
+        commands.begin(("no-such-command",), timeout_s=5)()

@@ -356,6 +356,17 @@ def test_a_record_that_has_not_changed_is_not_parsed_again(version: str) -> None
     assert (again[17].time_limit_s, again[26].comment) == (3 * 86_400.0, "another")
 
 
+def test_a_text_that_begins_with_a_line_break_parts_no_row() -> None:
+    rows = rows_of("22.05.8")
+    rows[3]["Name"], rows[5]["Comment"] = "\nJobId=1", "\n"
+    memory = parse_jobs.JobMemory()
+    for _ in range(2):
+        found = parse_jobs.parse_identities(squeue_text(rows), MARK, memory)
+        assert len(found) == len(rows)
+        assert found[int(str(rows[3]["JobId"]))].name == "\nJobId=1"
+        assert found[int(str(rows[5]["JobId"]))].comment == ""
+
+
 @every_version
 def test_a_node_of_which_only_the_load_has_changed_is_not_parsed_again(version: str) -> None:
     memory, text = parse.NodeTexts(), read(version, "scontrol_d_show_node_o")
