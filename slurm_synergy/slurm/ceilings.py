@@ -2,7 +2,8 @@
 
 A policy that chooses the GPUs of a job knows no such limits. What Slurm has refused of a job is
 not offered to it again until the limit that was in the way leaves room for it, while fewer GPUs
-are: so a job comes to what it is allowed in a few tries. Taking a running job's GPUs from it for a
+are (or more, where a least size was in the way): so a job comes to what it is allowed in a few
+tries. Taking a running job's GPUs from it for a
 try costs a restart, so a ceiling is lifted only where the numbers that Slurm shows say that it
 would do now, and each time it comes back it stays for twice as long, up to an hour. A job to which
 no size is left is tried on the smallest after that time anyhow. What is kept here can be lost with
@@ -77,8 +78,11 @@ class Ceilings:
 
     def add(
         self, facts: JobFacts, placement: Placement, obstacle: Obstacle, text: str, now_s: float
-    ) -> None:
-        """The job was not started as placed because of a limit on its size, ``text`` in words."""
+    ) -> bool:
+        """The job was not started as placed because of a limit on its size, ``text`` in words.
+
+        False: that size was not to be offered anyhow, by a policy that chooses sizes.
+        """
         self._stuck.discard(facts.job_id)
         sizes = self._refused.setdefault(facts.job_id, {})
         size = placement.gpu_type, placement.gpus
@@ -92,6 +96,7 @@ class Ceilings:
             comment=facts.comment,
         )
         self._tell(facts.job_id)
+        return before is None or before.lifted
 
     def see(
         self, jobs: Mapping[int, JobFacts], accounting: AccountingFacts | None, now_s: float
@@ -134,12 +139,15 @@ class Ceilings:
         return max(there, key=lambda one: one.since_s, default=None)
 
     def _tell(self, job_id: int) -> None:
-        """Of each type the smallest size that is refused."""
-        found: dict[str, Ceiling] = {}
+        """Of each type the smallest size that is too large, and the largest that is too small."""
+        found: dict[tuple[str, bool], Ceiling] = {}
         for (kind, gpus), one in self._refused[job_id].items():
-            if not one.lifted and (kind not in found or gpus < found[kind].refused):
-                found[kind] = Ceiling(gpu_type=kind, refused=gpus, text=one.text)
-        told = tuple(found[kind] for kind in sorted(found))
+            few = one.obstacle.of_least
+            known = found.get((kind, few))
+            if one.lifted or (known is not None and (gpus < known.refused) is few):
+                continue
+            found[kind, few] = Ceiling(gpu_type=kind, refused=gpus, text=one.text, too_few=few)
+        told = tuple(found[key] for key in sorted(found))
         if told != self.of(job_id):
             self._told[job_id] = told
 

@@ -216,7 +216,7 @@ class Follower:
 
     def _is_hindered(self, facts: JobFacts, lease: Lease, now_s: float) -> bool:
         """Whether one of Slurm's limits is in the way; then the job is held again at once."""
-        job_id, obstacle = facts.job_id, obstacle_of(facts.reason)
+        job_id, obstacle, placement = facts.job_id, obstacle_of(facts.reason), lease.placement
         # Believed when two readings agree: the word may be from before the release.
         confirmed = self._hindered.get(job_id) == facts.reason
         self._hindered[job_id] = facts.reason
@@ -224,11 +224,12 @@ class Follower:
             return False
         self._client.hold(job_id)
         text, of_size = f"Slurm does not start it: {obstacle.text}", ""
-        if obstacle.of_size and self._elastic(facts):
-            placement = lease.placement
-            self.ceilings.add(facts, placement, obstacle, text, now_s)
+        others_may_do = False
+        if (obstacle.of_size or obstacle.of_least) and self._elastic(facts):
             of_size = f"; it had {placement.gpus} GPUs of type {placement.gpu_type}"
-        else:
+            others_may_do = self.ceilings.add(facts, placement, obstacle, text, now_s)
+        if not others_may_do:
+            # Also where the policy chooses no sizes: it would start the job on the same ones again.
             self.refusals.add(job_id, text, now_s, trigger=obstacle.trigger, facts=facts)
         del self._hindered[job_id]
         _LOG.warning("job %d: %s%s", job_id, text, of_size)

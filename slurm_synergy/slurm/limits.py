@@ -35,13 +35,14 @@ class Trigger(Enum):
 class Obstacle:
     """Why Slurm does not start a job, in words, and what may change that.
 
-    ``of_size``: a smaller job may be within it.
+    ``of_size``: a smaller job may be within it; ``of_least``: a larger one.
     """
 
     reason: str
     text: str
     trigger: Trigger
     of_size: bool = False
+    of_least: bool = False
 
 
 _PLAIN: dict[str, tuple[str, Trigger]] = {
@@ -149,6 +150,7 @@ def obstacle_of(reason: str) -> Obstacle | None:
         text=f"{_of_accounting(scope, kind, body, counted)} ({reason})",
         trigger=_lifted(reason),
         of_size=kind != "Min" and counted in _SIZES,
+        of_least=kind == "Min" and counted in _SIZES,
     )
 
 
@@ -164,8 +166,8 @@ def _of_accounting(scope: str, kind: str, body: str, counted: str) -> str:
         return f"its {whose} lets no more jobs of its {whom} {_JOBS[counted]}"
     if kind == "Grp":
         return f"all jobs of its {whose} together are at the limit of {what}"
-    bound = "least" if kind == "Min" else "most"
-    return f"its {whose} sets the {bound} {what} {per or 'of one job'}, and it is beyond that"
+    bound, where = ("least", "below") if kind == "Min" else ("most", "beyond")
+    return f"its {whose} sets the {bound} {what} {per or 'of one job'}, and it is {where} that"
 
 
 def _lifted(reason: str) -> Trigger:

@@ -6,6 +6,7 @@ is kept for as long as its facts are the very object that they were at the last 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -49,18 +50,26 @@ class Reading:
     def arrays(self) -> ArrayPlan:
         """Which members of job arrays to split off, and which must not start."""
         gpus = sum(sum(node.gpus.values()) for node in self.nodes.values())
-        ours = [facts for facts in self.jobs.values() if not is_passed_through(facts)]
-        return plan_arrays(ours, pool_gpus=gpus)
+        members = [
+            facts
+            for facts in self.jobs.values()
+            if facts.array_job_id is not None and not is_passed_through(facts)
+        ]
+        return plan_arrays(members, pool_gpus=gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Waiting:
-    """A waiting job as it was made of its facts, and of what it is not to be offered."""
+    """A waiting job as it was made of its facts, and of what it is not to be offered.
+
+    ``is_free``: nothing in the facts keeps it from being planned, whatever the time.
+    """
 
     facts: JobFacts
     view: JobView
     ceilings: tuple[Ceiling, ...]
     seen: ObservedJob
+    is_free: bool
 
 
 class Observer:
@@ -133,14 +142,15 @@ class Observer:
     ) -> tuple[list[ObservedJob], dict[str, Resources]]:
         """The jobs to plan with, and what those that are starting will hold, by node."""
         jobs, starting, ours = [], dict[str, Resources](), dict[str, Resources]()
-        arrays = reading.arrays().waiting
+        arrays, waiting = reading.arrays().waiting, self._waiting
         for job_id, facts in reading.jobs.items():
             record = records.get(job_id)
             lease = record.lease if record is not None else None
-            known = self._waiting.get(job_id)
+            known = waiting.get(job_id)
             if known is not None and known.facts is facts and lease is None:
-                jobs.append(self._still_waiting(known, reading.now_s, arrays.get(job_id)))
+                jobs.append(self._still_waiting(known, reading.now_s, arrays))
                 continue
+            waiting.pop(job_id, None)
             phase = _phase(facts, lease is not None)
             held = self._holdings(facts)
             _add(ours, held)
@@ -157,11 +167,18 @@ class Observer:
         self.in_use = ours
         return jobs, starting
 
-    def _still_waiting(self, known: _Waiting, now_s: float, in_array: Reason | None) -> ObservedJob:
+    def _still_waiting(
+        self, known: _Waiting, now_s: float, arrays: Mapping[int, Reason]
+    ) -> ObservedJob:
         """A waiting job whose record has not changed. Why it is blocked depends on more than it."""
-        job_id = known.facts.job_id
-        blocked = self._blocked(known.facts, known.view, now_s) or in_array
-        ceilings = self._ceilings.of(job_id)
+        facts = known.facts
+        job_id, ceilings = facts.job_id, self._ceilings.of(facts.job_id)
+        if known.is_free and not ceilings:
+            blocked = self._refusal(facts, now_s)
+        else:
+            blocked = self._blocked(facts, known.view, now_s)
+        if arrays:
+            blocked = blocked or arrays.get(job_id)
         if blocked == known.seen.blocked and ceilings is known.ceilings:
             return known.seen
         seen = replace(known.seen, blocked=blocked, job=self._below_ceilings(known.view.job))
@@ -173,11 +190,11 @@ class Observer:
             view.problem
             or waits_on(facts, now_s)
             or self._refusal(facts, now_s)
-            or self._too_large(view.job)
+            or self._no_size_left(view.job)
         )
 
-    def _too_large(self, job: Job) -> Reason | None:
-        """Why a waiting job must not be planned as every size of it is refused."""
+    def _no_size_left(self, job: Job) -> Reason | None:
+        """Why a waiting job must not be planned: every size of it is refused."""
         if not self._ceilings.of(job.job_id) or self._kinds_left(self._below_ceilings(job)):
             return None
         return self._ceilings.why(job.job_id)
@@ -193,6 +210,9 @@ class Observer:
             kinds = self._kinds_left(made)
             if kinds and len(kinds) < len(self._kinds_of(job)):
                 made = replace(made, gpu_types=kinds)
+            least = max((_least_on(made, kind) for kind in kinds), default=0)
+            if least > job.least_gpus:
+                made = replace(made, min_gpus=least)
             self._below[job.job_id] = job, self._kinds, made
         return made
 
@@ -201,7 +221,7 @@ class Observer:
 
     def _kinds_left(self, job: Job) -> tuple[str, ...]:
         """The GPU types of which some number is left to the job."""
-        return tuple(one for one in self._kinds_of(job) if job.most_on(one) >= job.least_gpus)
+        return tuple(one for one in self._kinds_of(job) if job.most_on(one) >= _least_on(job, one))
 
     def _observed(
         self, facts: JobFacts, phase: JobPhase, held: Holdings, now_s: float
@@ -230,7 +250,12 @@ class Observer:
         )
         if phase is JobPhase.PENDING and not held:
             self._waiting[facts.job_id] = _Waiting(
-                facts=facts, view=view, ceilings=self._ceilings.of(facts.job_id), seen=seen
+                facts=facts,
+                view=view,
+                ceilings=self._ceilings.of(facts.job_id),
+                seen=seen,
+                # Begin times, which pass, are all that lies ahead.
+                is_free=view.problem is None and waits_on(facts, -math.inf) is None,
             )
         return seen
 
@@ -246,13 +271,9 @@ class Observer:
 
     def _forget_all_but(self, jobs: Mapping[int, JobFacts]) -> None:
         self._views.forget_all_but(jobs.keys())
-        self._held = {job_id: self._held[job_id] for job_id in self._held.keys() & jobs}
-        self._below = {job_id: self._below[job_id] for job_id in self._below.keys() & jobs}
-        self._waiting = {
-            job_id: known
-            for job_id, known in self._waiting.items()
-            if jobs.get(job_id) is known.facts
-        }
+        for memory in (self._held, self._below, self._waiting):
+            for job_id in memory.keys() - jobs.keys():
+                del memory[job_id]
 
     def ends_s(self, job: Job, service_gpu_s: float, now_s: float) -> float:
         """When a job that starts now has ended at the latest, by its time limit."""
@@ -299,6 +320,12 @@ def _phase(facts: JobFacts, has_lease: bool) -> JobPhase | None:
         begun = has_lease and not is_held(facts)
         return JobPhase.STARTING if begun else JobPhase.PENDING
     return JobPhase.STARTING if "CONFIGURING" in facts.flags else JobPhase.RUNNING
+
+
+def _least_on(job: Job, gpu_type: str) -> int:
+    """The fewest GPUs of that type that may be offered to the job."""
+    few = (one for one in job.ceilings if one.too_few and one.gpu_type == gpu_type)
+    return max([job.least_gpus, *(one.refused + 1 for one in few)])
 
 
 def _service_gpu_s(record: Record | None) -> float:

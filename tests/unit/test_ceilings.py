@@ -8,6 +8,7 @@ import pytest
 from builders import scaling
 from slurm_world import World, make_world, world
 
+from slurm_synergy.core.explain import explain, in_words
 from slurm_synergy.core.model import Profile, ReasonCode
 from slurm_synergy.slurm.accounting import AccountingFacts, Asker
 from slurm_synergy.slurm.facts import Hold, JobState
@@ -43,10 +44,10 @@ def submitted(world: World, hints: str = HINTS) -> int:
     return world.slurm.submit(gpus=1, account="lab", qos="high", comment=hints)
 
 
-def offered(world: World, job_id: int) -> int:
+def offered(world: World, job_id: int, policy: str = "sia") -> int:
     """The GPUs that the next round starts the job on; 0 for none."""
     world.clock.advance(0.5)
-    world.round("sia")
+    world.round(policy)
     facts = world.slurm.jobs[job_id]
     return 0 if facts.held is not Hold.NONE else sum(facts.gpus_asked.values())
 
@@ -152,6 +153,62 @@ def test_a_least_number_between_two_sizes_is_explained(world: World) -> None:
     assert offered(world, job_id) == 4
 
 
+LEAST = "QOSMinGRES"
+NEW = "synergy:elastic=full,max_gpus={},batch=32-4096,profile=new"
+
+
+def test_a_job_comes_to_the_least_that_it_may_have(world: World) -> None:
+    job_id = submitted(world, NEW.format(8))
+    for gpus in (1, 2):
+        assert offered(world, job_id) == gpus, "of what may be had the least, as nothing is known"
+        refuse(world, job_id, LEAST)
+        job = world.seen(job_id).job
+        assert [(one.refused, one.too_few) for one in job.ceilings] == [(gpus, True)]
+        assert LEAST in job.ceilings[0].text and "the least GPUs of one job" in job.ceilings[0].text
+        assert job.least_gpus == gpus + 1
+    found = world.round("sia")
+    said = "\n".join(in_words(explain(found.snapshot, found.plan, job_id)))
+    assert "more than 2 of type v100 (Slurm does not start it: its QOS sets the least" in said
+    assert sum(world.slurm.jobs[job_id].gpus_asked.values()) == 4
+    world.slurm.schedule()
+    world.clock.advance(1.0)
+    world.cluster.tick()
+    assert world.slurm.jobs[job_id].state is JobState.RUNNING
+    for limits, least in (({}, 3), ({MINE: (8, 0)}, 1)):
+        world.slurm.accounting = accounting(limits)
+        world.clock.advance(20.0)
+        world.cluster.tick()
+        assert world.seen(job_id).job.least_gpus == least, "until a limit is another one"
+
+
+def test_less_than_the_least_is_explained_and_tried_when_a_limit_changes(world: World) -> None:
+    job_id = submitted(world, NEW.format(2))
+    for gpus in (1, 2):
+        assert offered(world, job_id) == gpus
+        refuse(world, job_id, LEAST)
+    blocked = world.seen(job_id).blocked
+    assert blocked is not None and blocked.code is ReasonCode.LIMITED and LEAST in blocked.text
+    assert offered(world, job_id) == 0
+    world.slurm.accounting = accounting({ACCOUNT: (5, 0)})
+    world.clock.advance(5.0)
+    assert offered(world, job_id) == 1
+
+
+def test_a_policy_that_chooses_no_sizes_waits_after_the_second_refusal(world: World) -> None:
+    world.slurm.accounting = accounting()
+    job_id = world.slurm.submit(gpus=4, account="lab", comment=HINTS)
+    tries, policy = 0, "srtf"
+    for _ in range(6):
+        if offered(world, job_id, policy):
+            tries += 1
+            refuse(world, job_id, GROUP)
+    assert tries == 2
+    blocked = world.seen(job_id).blocked
+    assert blocked is not None and blocked.code is ReasonCode.LIMITED
+    world.clock.advance(5.0)
+    assert offered(world, job_id, policy) == 4
+
+
 def test_a_slow_start_on_the_next_size_does_not_bring_the_larger_one_back(world: World) -> None:
     job_id = submitted(world)
     assert offered(world, job_id) == 8
@@ -177,24 +234,27 @@ def test_what_is_not_a_matter_of_size_makes_the_job_wait(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "of_size"),
+    ("reason", "within"),
     [
-        (GROUP, True),
-        (USER, True),
-        ("AssocGrpCPURunMinutesLimit", True),
-        ("QOSMaxNodePerUserLimit", True),
-        ("AssocGrpBilling", True),
-        ("QOSResourceLimit", True),
-        ("QOSMinGRES", False),
-        ("AssocMaxJobsLimit", False),
-        ("QOSMaxWallDurationPerJobLimit", False),
-        ("PartitionNodeLimit", False),
-        ("QOSGrpFutureThing", False),
+        (GROUP, "smaller"),
+        (USER, "smaller"),
+        ("AssocGrpCPURunMinutesLimit", "smaller"),
+        ("QOSMaxNodePerUserLimit", "smaller"),
+        ("AssocGrpBilling", "smaller"),
+        ("QOSResourceLimit", "smaller"),
+        (LEAST, "larger"),
+        ("QOSMinCpuNotSatisfied", "larger"),
+        ("QOSMinFutureThing", ""),
+        ("AssocMaxJobsLimit", ""),
+        ("QOSMaxWallDurationPerJobLimit", ""),
+        ("PartitionNodeLimit", ""),
+        ("QOSGrpFutureThing", ""),
     ],
 )
-def test_limits_that_a_smaller_job_may_be_within(reason: str, of_size: bool) -> None:
+def test_limits_that_a_job_of_another_size_may_be_within(reason: str, within: str) -> None:
     found = obstacle_of(reason)
-    assert found is not None and found.of_size is of_size
+    assert found is not None
+    assert (found.of_size, found.of_least) == (within == "smaller", within == "larger")
 
 
 def test_limits_of_accounts_above_concern_a_job_and_those_beside_do_not() -> None:
