@@ -13,9 +13,9 @@ give an upper bound for any choice, so every answer comes with a certificate:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import sub
+from operator import le
 from typing import Final
 
 import numpy as np
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from slurm_synergy.core.relaxation import relaxed_prices
 from slurm_synergy.core.smoothing import smoothed_prices
+from slurm_synergy.core.sweep import Case, swept
 from slurm_synergy.errors import ModelError
 
 __all__ = ["IDLE", "Assignment", "Choices", "assign"]
@@ -38,7 +39,6 @@ _FEW_JOBS: Final = 200  # up to here, and with as few rows, exact prices take le
 _FEW_ROWS: Final = 12
 _SAME: Final = 1e-9  # relative: two choices that differ by less are equally good
 _LEAST_GAIN: Final = 1e-12  # of the largest: a move that brings less is none
-_FEW_CHOICES: Final = 256
 _DP_WORK: Final = 30_000_000  # additions of the exact step: about 30 ms
 
 
@@ -271,11 +271,12 @@ class _Search:
 
         A few plain numbers for each of many jobs: arrays would take five times as long.
         """
-        takes, room = self.takes.T.tolist(), left.tolist()
+        # By the columns from which and to which a job moves.
+        change, room = self.change.transpose(1, 2, 0).tolist(), left.tolist()
         pairs = zip(order.tolist(), at[order].tolist(), columns[order].tolist(), strict=True)
         for job, new, old in pairs:
-            needs = [more - less for more, less in zip(takes[new], takes[old], strict=True)]
-            if all([need <= free for need, free in zip(needs, room, strict=True)]):  # noqa: C419
+            needs = change[old][new]
+            if all(map(le, needs, room)):
                 columns[job] = new
                 room = [free - need for need, free in zip(needs, room, strict=True)]
 
@@ -303,8 +304,12 @@ class _Search:
         if states * int(counts[undecided].sum()) > _DP_WORK:
             return None
         options = {job: np.nonzero(open_[job])[0] for job in undecided.tolist()}
-        few = np.prod(counts[undecided], dtype=np.float64) <= _FEW_CHOICES
-        picked = (self._tried if few else self._program)(options, sizes)
+        unused = float(prices @ (left - sizes))
+        cases = self._cases(options, best[:, None] - reduced)
+        most = bound - value + slack - unused
+        picked: Sequence[int] | Ints | None = swept(cases, sizes, most, prices.tolist())
+        if picked is None:
+            picked = self._program(options, sizes)
         if picked is None:
             return None
         columns[undecided] = picked
@@ -316,44 +321,24 @@ class _Search:
         most = [float((open_ * takes).max(axis=1, initial=0.0).sum()) for takes in self.takes]
         return [int(min(a, b)) for a, b in zip(left, most, strict=True)]
 
-    def _tried(self, options: Mapping[int, Ints], sizes: list[int]) -> Ints | None:
-        """As ``_program``, for so few choices that what they leave is sooner looked at as it comes.
-
-        Arrays over all that could be left would take several times as long.
-        """
-        takes = self.takes.T.astype(np.int64).tolist()
-        cases = [
-            list(zip(columns.tolist(), self.gains[job, columns].tolist(), strict=True))
-            for job, columns in options.items()
-        ]
-        known: dict[tuple[int, tuple[int, ...]], tuple[float, int]] = {}
-
-        def best(at: int, room: tuple[int, ...]) -> tuple[float, int]:
-            """The most that the jobs up to ``at`` bring, and the column of the last of them."""
-            if at < 0:
-                return 0.0, IDLE
-            found = known.get((at, room))
-            if found is None:
-                most, which = -np.inf, IDLE
-                for column, gain in cases[at]:
-                    left = tuple(map(sub, room, takes[column]))
-                    value = -np.inf if min(left) < 0 else best(at - 1, left)[0] + gain
-                    if value > most:
-                        most, which = value, column
-                found = known[at, room] = most, which
-            return found
-
-        room = tuple(sizes)
-        if not np.isfinite(best(len(cases) - 1, room)[0]):
-            return None
-        picked = np.zeros(len(cases), dtype=np.int64)
-        for at in range(len(cases) - 1, -1, -1):
-            picked[at] = best(at, room)[1]
-            room = tuple(map(sub, room, takes[picked[at]]))
-        return picked
+    def _cases(self, options: Mapping[int, Ints], losses: Floats) -> list[list[Case]]:
+        """The ``options`` of each job with what it loses and gains by them, and what they take."""
+        takes, found = self.takes.T.astype(np.int64).tolist(), []
+        for job, columns in options.items():
+            worth = losses[job, columns].tolist(), self.gains[job, columns].tolist()
+            found.append(
+                [
+                    (loss, column, gain, takes[column])
+                    for column, loss, gain in zip(columns.tolist(), *worth, strict=True)
+                ]
+            )
+        return found
 
     def _program(self, options: Mapping[int, Ints], sizes: list[int]) -> Ints | None:
-        """Best of the ``options`` of each job, in their order, within ``sizes`` of the rows."""
+        """Best of the ``options`` of each job, in their order, within ``sizes`` of the rows.
+
+        Over all that could be left, in arrays: for many jobs that are nearly alike.
+        """
         shape = tuple(size + 1 for size in sizes)
         best = np.zeros(shape)
         decisions: list[NDArray[np.int16]] = []

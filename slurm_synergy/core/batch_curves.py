@@ -20,6 +20,7 @@ __all__ = [
     "NUMBERS",
     "Curves",
     "Row",
+    "batches_at",
     "best_by_noise",
     "best_of",
     "goodput_of",
@@ -30,6 +31,7 @@ __all__ = [
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Found = tuple[Floats, Ints, Ints]
+"""Goodput, local batch and accumulation."""
 
 LEAST_S: Final = 1e-8
 """Seconds in which a single replica synchronises; the floor of every coefficient of a fit."""
@@ -73,14 +75,28 @@ def best_of(
     ``numbers`` ``(K, NUMBERS)`` are the learners of the pairs, ``most_rate`` what bounds their
     throughput.
     """
-    found = []
+    best, which = _tops_of(numbers, nodes, replicas, most_rate, candidates)
+    local, passes = batches_at(numbers, replicas, which, candidates)
+    return best, local * (best > 0), passes * (best > 0)
+
+
+def batches_at(numbers: Floats, replicas: Ints, which: Ints, candidates: int) -> tuple[Ints, Ints]:
+    """Local batch and accumulation ``(K,)`` of one candidate of each pair, may it run or not."""
+    rows = np.ascontiguousarray(np.asarray(numbers).T)
+    steps = _steps(candidates)[which]
+    local, passes = _batch(rows, replicas, _totals(rows, replicas, steps))
+    return local.astype(np.int64), passes.astype(np.int64)
+
+
+def _tops_of(
+    numbers: Floats, nodes: Ints, replicas: Ints, most_rate: Floats, candidates: int
+) -> tuple[Floats, Ints]:
+    best, which = np.zeros(len(numbers)), np.zeros(len(numbers), dtype=np.int64)
     for start in range(0, len(numbers), _AT_ONCE):
         part = slice(start, start + _AT_ONCE)
-        rows = np.ascontiguousarray(numbers[part].T)
-        rate, scale = _curve(rows, nodes[part], replicas[part], candidates)
-        best, at = _top(rows, rate, scale, most_rate[part])
-        found.append((best, *_batch_at(rows, replicas[part], at, candidates, best > 0)))
-    return _joined(found)
+        rate, scale = _curve(numbers[part], nodes[part], replicas[part], candidates)
+        best[part], which[part] = _top(numbers[part], rate, scale, most_rate[part])
+    return best, which
 
 
 def best_by_noise(
@@ -90,10 +106,10 @@ def best_by_noise(
 
     ``numbers`` ``(NUMBERS,)`` are its learner, ``noise`` ``(E, 2)`` square and variance.
     """
-    rows = np.repeat(numbers[:, None], len(noise), axis=1)
-    rows[_STATISTICS] = noise.T
-    rate, scale = _curve(rows[:, :1], np.array([nodes]), np.array([replicas]), candidates)
-    return _top(rows, rate, scale, np.full(len(noise), np.inf))[0]
+    several = np.repeat(numbers[None, :], len(noise), axis=0)
+    several[:, _STATISTICS] = noise
+    rate, scale = _curve(several[:1], np.array([nodes]), np.array([replicas]), candidates)
+    return _top(several, rate, scale, np.full(len(noise), np.inf))[0]
 
 
 def goodput_of(
@@ -125,12 +141,13 @@ class Curves:
         self._at = np.full((0, 0), -1, dtype=np.int64)  # by job and configuration
         self._used = 0
         self._of = np.empty((0, len(_OF_CURVE) + 2))  # what each was made from
-        self._rate = np.empty((candidates, 0))
-        self._scale = np.empty((candidates, 0))
+        self._rate = np.empty((0, candidates))
+        self._scale = np.empty((0, candidates))
         # Of each the last question of either kind (statistics and bound), and its answer (goodput
-        # and batch).
+        # and candidate).
         self._asked = np.empty((0, 2, len(_STATISTICS) + 1))
-        self._found = np.empty((0, 2, 3))
+        self._found = np.empty((0, 2))
+        self._which = np.empty((0, 2), dtype=np.int64)
 
     def find(
         self,
@@ -158,7 +175,7 @@ class Curves:
             at = self._learn(jobs, columns, at, ~known, numbers, nodes, replicas, made_from)
         return at
 
-    def best(
+    def tops(
         self,
         at: Ints,
         numbers: Floats,
@@ -166,29 +183,32 @@ class Curves:
         replicas: Ints,
         most_rate: Floats,
         question: int = 0,
-    ) -> Found:
-        """As ``best_of``, of the pairs whose curves are ``at``.
+    ) -> tuple[Floats, Ints]:
+        """The best goodput of the pairs whose curves are ``at``, and which candidate that is.
 
-        Who asks with two sorts of bounds in turn numbers them (``question``, 0 or 1).
+        ``batches_at`` tells its batch. Who asks with two sorts of bounds in turn numbers them
+        (``question``, 0 or 1).
         """
         kept = at >= 0
         if kept.all():
-            return self._best_kept(at, numbers, replicas, most_rate, question)
-        found: Found = np.zeros(len(at)), np.zeros(len(at), np.int64), np.zeros(len(at), np.int64)
+            return self._tops_kept(at, numbers, most_rate, question)
+        best, which = np.zeros(len(at)), np.zeros(len(at), dtype=np.int64)
         with_, without = np.nonzero(kept)[0], np.nonzero(~kept)[0]
-        some = self._best_kept(
-            at[with_], numbers[with_], replicas[with_], most_rate[with_], question
+        best[with_], which[with_] = self._tops_kept(
+            at[with_], numbers[with_], most_rate[with_], question
         )
-        others = best_of(
+        best[without], which[without] = _tops_of(
             numbers[without],
             nodes[without],
             replicas[without],
             most_rate[without],
             self._candidates,
         )
-        for whole, one, other in zip(found, some, others, strict=True):
-            whole[with_], whole[without] = one, other
-        return found
+        return best, which
+
+    def batches(self, numbers: Floats, replicas: Ints, which: Ints) -> tuple[Ints, Ints]:
+        """``batches_at`` with as many candidates as the curves have."""
+        return batches_at(numbers, replicas, which, self._candidates)
 
     def _numbered(self, configurations: Sequence[Hashable]) -> Ints:
         before, found = self._numbering
@@ -227,9 +247,9 @@ class Curves:
         self._grow()
         self._at[jobs, columns] = at
         for part in _parts(np.nonzero(new & (at >= 0))[0]):
-            rows, there = np.ascontiguousarray(numbers[part].T), at[part]
-            curve = _curve(rows, nodes[part], replicas[part], self._candidates)
-            self._rate[:, there], self._scale[:, there] = curve
+            there = at[part]
+            curve = _curve(numbers[part], nodes[part], replicas[part], self._candidates)
+            self._rate[there], self._scale[there] = curve
             self._of[there] = made_from[part]
             self._asked[there] = np.nan
         return at
@@ -238,42 +258,34 @@ class Curves:
         there = len(self._of)
         if self._used > there:
             more = min(max(2 * there, self._used), self._most) - there
-            self._of, self._asked, self._found = (
-                np.concatenate((one, np.empty((more, *one.shape[1:]))))
-                for one in (self._of, self._asked, self._found)
+            several = self._of, self._asked, self._found, self._which, self._rate, self._scale
+            self._of, self._asked, self._found, self._which, self._rate, self._scale = (
+                np.concatenate((one, np.empty((more, *one.shape[1:]), dtype=one.dtype)))
+                for one in several
             )
-            self._rate = np.hstack((self._rate, np.empty((self._candidates, more))))
-            self._scale = np.hstack((self._scale, np.empty((self._candidates, more))))
 
-    def _best_kept(
-        self, at: Ints, numbers: Floats, replicas: Ints, most_rate: Floats, question: int
-    ) -> Found:
+    def _tops_kept(
+        self, at: Ints, numbers: Floats, most_rate: Floats, question: int
+    ) -> tuple[Floats, Ints]:
         asked = np.column_stack((numbers[:, _STATISTICS], most_rate))
-        before, found = self._asked[:, question], self._found[:, question]
+        before = self._asked[:, question]
+        found, which = self._found[:, question], self._which[:, question]
         for part in _parts(np.nonzero((before[at] != asked).any(axis=1))[0]):
-            rows, there = np.ascontiguousarray(numbers[part].T), at[part]
-            rate, scale = np.take(self._rate, there, axis=1), np.take(self._scale, there, axis=1)
-            best, which = _top(rows, rate, scale, most_rate[part])
-            batch = _batch_at(rows, replicas[part], which, self._candidates, best > 0)
+            there = at[part]
+            rate, scale = self._rate[there], self._scale[there]
             before[there] = asked[part]
-            found[there] = np.column_stack((best, *batch))
-        goodput, local, passes = found[at].T
-        return goodput, local.astype(np.int64), passes.astype(np.int64)
+            found[there], which[there] = _top(numbers[part], rate, scale, most_rate[part])
+        return found[at], which[at]
 
 
 def _parts(numbers: Ints) -> Iterable[Ints]:
     return (numbers[start : start + _AT_ONCE] for start in range(0, len(numbers), _AT_ONCE))
 
 
-def _joined(found: list[Found]) -> Found:
-    if not found:
-        return np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    goodput, local, passes = zip(*found, strict=True)
-    return np.concatenate(goodput), np.concatenate(local), np.concatenate(passes)
-
-
-def _curve(rows: Floats, nodes: Ints, replicas: Ints, candidates: int) -> tuple[Floats, Floats]:
-    """Throughput and scale of the batch ``(candidates, K)``; no throughput where not allowed."""
+def _curve(numbers: Floats, nodes: Ints, replicas: Ints, candidates: int) -> tuple[Floats, Floats]:
+    """Throughput and scale of the batch ``(K, candidates)``; no throughput where not allowed."""
+    rows = np.ascontiguousarray(numbers.T)[:, :, None]
+    nodes, replicas = nodes[:, None], replicas[:, None]
     initial, largest, least, most, _ = rows[_LIMITS]
     low = np.maximum(initial, replicas * least)
     local, passes = _batch(rows, replicas, _totals(rows, replicas, _steps(candidates)))
@@ -286,7 +298,7 @@ def _curve(rows: Floats, nodes: Ints, replicas: Ints, candidates: int) -> tuple[
 
 
 def _steps(candidates: int) -> Floats:
-    return np.linspace(0.0, 1.0, candidates)[:, None]
+    return np.linspace(0.0, 1.0, candidates)
 
 
 def _totals(rows: Floats, replicas: Ints, steps: Floats) -> Floats:
@@ -307,25 +319,20 @@ def _batch(rows: Floats, replicas: Ints, totals: Floats) -> tuple[Floats, Floats
     return np.maximum(np.ceil(share / (passes + 1) - 1e-8), 1.0), passes
 
 
-def _top(rows: Floats, rate: Floats, scale: Floats, most_rate: Floats) -> tuple[Floats, Ints]:
+def _top(numbers: Floats, rate: Floats, scale: Floats, most_rate: Floats) -> tuple[Floats, Ints]:
     """The best goodput of each curve, and which candidate that is: of equal ones the smallest."""
-    goodput = np.minimum(rate, most_rate) * _worth(rows, scale)
-    at = np.argmax(goodput, axis=0)
-    return goodput[at, np.arange(len(at))], at
-
-
-def _batch_at(
-    rows: Floats, replicas: Ints, at: Ints, candidates: int, runs: NDArray[np.bool_]
-) -> tuple[Ints, Ints]:
-    steps = _steps(candidates)[at, 0]
-    local, passes = _batch(rows, replicas, _totals(rows, replicas, steps))
-    return (local * runs).astype(np.int64), (passes * runs).astype(np.int64)
+    goodput = np.minimum(rate, most_rate[:, None])
+    goodput *= _worth(numbers.T[:, :, None], scale)
+    at = np.argmax(goodput, axis=1)
+    return goodput[np.arange(len(at)), at], at
 
 
 def _worth(rows: Floats, scale: Floats) -> Floats:
     """What a sample is worth in a batch that is ``scale`` times the initial one."""
     square, variance = rows[Row.SQUARE], rows[Row.VARIANCE]
-    return np.asarray((variance + square) / (variance + square * scale))
+    less = square * scale
+    less += variance
+    return np.asarray(np.divide(variance + square, less, out=less))
 
 
 def iteration_s(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from slurm_synergy.core.batch_curves import NUMBERS, Curves, Row
 from slurm_synergy.core.columns import Columns, Key, Offers, held_key
-from slurm_synergy.core.elastic import gpus_per_replica, models_of
+from slurm_synergy.core.elastic import Shapes, gpus_per_replica
 from slurm_synergy.core.goodput import CANDIDATES, BatchLimits, Learner, ThroughputModel
 from slurm_synergy.core.model import (
     Configuration,
@@ -116,6 +116,11 @@ class FactsOf:
     def __getitem__(self, fact: Fact) -> Ints:
         return self.whole[:, fact]
 
+    @property
+    def batches(self) -> Ints:
+        """The batches that jobs have, ``(J, 3)``: replicas, local size and accumulation."""
+        return self.whole[:, Fact.REPLICAS :]
+
 
 @dataclass(slots=True)
 class _Origin:
@@ -155,7 +160,8 @@ class Facts:
             if node.capacity.gpus:
                 at = self.kinds.index(node.gpu_type)
                 self.most_mib[at] = max(self.most_mib[at], node.capacity.mem_mib)
-        self._supplies, self._lent = Supplies(snapshot), Supplies(snapshot, lent=True)
+        self._shares = _Delivered(Supplies(snapshot))
+        self._lent = _Delivered(Supplies(snapshot, lent=True))
         self._origins: dict[int, _Origin] = {}
         self._version = self._noise = 0
         kinds = len(self.kinds)
@@ -164,8 +170,6 @@ class Facts:
         self._rates = np.zeros((0, kinds))
         self._numbers = np.zeros((0, kinds, NUMBERS))
         self._whole = np.zeros((0, len(Fact)), dtype=np.int64)
-        # What pipelines deliver in the columns of the last round, NaN where not yet computed.
-        self._fed = np.zeros((0, 0))
         self._configurations: dict[tuple[object, ...], Configuration] = {}
 
     @classmethod
@@ -178,11 +182,11 @@ class Facts:
 
     def _is_crowded(self, jobs: int) -> bool:
         """Whether most of it is about jobs that are gone."""
-        return max(len(self._origins), len(self._supplies)) > 2 * jobs + _FORGOTTEN_AT_LEAST
+        return max(len(self._origins), len(self._shares)) > 2 * jobs + _FORGOTTEN_AT_LEAST
 
     def of(self, snapshot: Snapshot, jobs: Sequence[JobStatus]) -> FactsOf:
         """The facts of ``jobs``, which are of ``snapshot``."""
-        known = self._origins
+        known, shapes = self._origins, Shapes.of_snapshot(snapshot)
         self._reach(len(known) + sum([status.job.job_id not in known for status in jobs]))
         origins: list[_Origin] = []
         noisy: list[tuple[int, float, float]] = []
@@ -190,10 +194,10 @@ class Facts:
             job_id, scaling = status.job.job_id, status.profile.scaling
             origin = known.get(job_id)
             if origin is None or not origin.serves(status):
-                origin = self._write(snapshot, status, origin)
+                origin = self._write(shapes, status, origin)
             elif origin.scaling is not scaling:
-                if _differ(origin, scaling, snapshot, job_id):
-                    origin = self._write(snapshot, status, origin)
+                if _differ(origin, scaling, shapes, job_id):
+                    origin = self._write(shapes, status, origin)
                 elif scaling is not None and status.job.elasticity is _ADAPTIVE:
                     noise = scaling.statistics
                     noisy.append((origin.slot, noise.square, noise.variance))
@@ -222,20 +226,13 @@ class Facts:
         In samples/s, infinite where not known. What was computed for the same columns before is
         not computed again.
         """
-        shape = len(self._units), len(columns.all)
-        if self._supplies.turn_to(columns) or self._fed.shape[1] != shape[1]:
-            self._fed = np.full(shape, np.nan)
-        elif len(self._fed) < shape[0]:
-            more = np.full((shape[0] - len(self._fed), shape[1]), np.nan)
-            self._fed = np.vstack((self._fed, more))
-        for row in np.nonzero(np.isnan(self._fed[facts.slots, 0]))[0].tolist() if shape[1] else ():
-            self._fed[facts.slots[row]] = self._supplies.row(jobs[row], columns)
-        return np.asarray(self._fed[facts.slots])
+        return self._shares.of(facts.slots, jobs, columns)
 
-    def lent(self, jobs: Sequence[JobStatus], columns: Columns) -> Floats:
-        """As ``fed``, if others on the nodes lent all cores that they can."""
-        self._lent.turn_to(columns)
-        return np.array([self._lent.row(status, columns) for status in jobs])
+    def lent(
+        self, facts: FactsOf, jobs: Sequence[JobStatus], columns: Columns, rows: Ints
+    ) -> Floats:
+        """As ``fed``, of some of them, if others on the nodes lent all cores that they can."""
+        return self._lent.of(facts.slots[rows], [jobs[row] for row in rows.tolist()], columns)
 
     def configuration(
         self, plain: Configuration, replicas: int, local: int, accumulation: int
@@ -257,11 +254,11 @@ class Facts:
             )
         return found
 
-    def _write(self, snapshot: Snapshot, status: JobStatus, before: _Origin | None) -> _Origin:
+    def _write(self, shapes: Shapes, status: JobStatus, before: _Origin | None) -> _Origin:
         """Write all facts of a job anew."""
         self._version += 1
         job, profile, scaling = status.job, status.profile, status.profile.scaling
-        models = models_of(snapshot, job.job_id, scaling) if scaling else {}
+        models = shapes.models(job.job_id, scaling) if scaling else {}
         slot = before.slot if before else len(self._origins)
         for number, kind in enumerate(self.kinds):
             may = not job.gpu_types or kind in job.gpu_types
@@ -277,8 +274,8 @@ class Facts:
             job.elasticity is _RIGID or job.batch is None,
             *(0, 0, 0, 0),
         )
-        if slot < len(self._fed):
-            self._fed[slot] = np.nan
+        self._shares.forget(slot)
+        self._lent.forget(slot)
         origin = _Origin(
             slot=slot,
             job=job,
@@ -323,7 +320,37 @@ class Facts:
             )
 
 
-def _differ(origin: _Origin, new: Scaling | None, snapshot: Snapshot, job_id: int) -> bool:
+class _Delivered:
+    """What pipelines deliver in the columns of the last round, by slot; NaN if not yet known."""
+
+    __slots__ = ("_rates", "_supplies")
+
+    def __init__(self, supplies: Supplies) -> None:
+        self._supplies = supplies
+        self._rates = np.zeros((0, 0))
+
+    def __len__(self) -> int:
+        return len(self._supplies)
+
+    def of(self, slots: Ints, jobs: Sequence[JobStatus], columns: Columns) -> Floats:
+        """The rows of ``jobs``, which have these slots."""
+        width, most = len(columns.all), int(slots.max(initial=-1)) + 1
+        if self._supplies.turn_to(columns) or self._rates.shape[1] != width:
+            self._rates = np.full((most, width), np.nan)
+        elif len(self._rates) < most:
+            more = np.full((max(2 * len(self._rates), most) - len(self._rates), width), np.nan)
+            self._rates = np.vstack((self._rates, more))
+        for row in np.nonzero(np.isnan(self._rates[slots, 0]))[0].tolist() if width else ():
+            self._rates[slots[row]] = self._supplies.row(jobs[row], columns)
+        return np.asarray(self._rates[slots])
+
+    def forget(self, slot: int) -> None:
+        """The job of that slot is not what it was."""
+        if slot < len(self._rates):
+            self._rates[slot] = np.nan
+
+
+def _differ(origin: _Origin, new: Scaling | None, shapes: Shapes, job_id: int) -> bool:
     """Whether more is new of a job's scaling than the statistics of its gradient."""
     old = origin.scaling
     return (
@@ -331,5 +358,5 @@ def _differ(origin: _Origin, new: Scaling | None, snapshot: Snapshot, job_id: in
         or new is None
         or old.accumulate is not new.accumulate
         or old.own_batch != new.own_batch
-        or origin.models is not models_of(snapshot, job_id, new)
+        or origin.models is not shapes.models(job_id, new)
     )

@@ -20,7 +20,7 @@ _NEWTON_STEPS: Final = 8
 _HALVINGS: Final = 12
 _ENOUGH: Final = 2e-6  # a bound that one step of smoothing brings down by less is near its least
 _NEGLIGIBLE: Final = 60.0
-_SAMPLE: Final = 1000  # jobs that suffice for the coarse prices
+_SAMPLE: Final = 250  # jobs that suffice for the coarse prices
 _FINE: Final = 2  # last steps of smoothing, which look at every job
 
 
@@ -31,12 +31,15 @@ def smoothed_prices(gains: Floats, takes: Floats, limits: Floats) -> Floats:
     ``(R, K)``, ``limits`` ``(R,)``. The last column is idleness.
     """
     prices = np.zeros(len(limits))
+    typical, count = _typical_gain(gains[:, :-1]), len(gains)
+    # Sums and maxima over the few columns of each job take a third of the time by columns.
+    gains = np.ascontiguousarray(gains.T)
+    part = np.ascontiguousarray(gains[:, :: max(count // _SAMPLE, 1)])
     best, best_bound = prices, _bound(gains, takes, limits, prices)
-    typical = _typical_gain(gains[:, :-1])
     for step, smoothing in enumerate(_SMOOTHING):
         coarse = step < len(_SMOOTHING) - _FINE
-        some = gains[:: max(len(gains) // _SAMPLE, 1)] if coarse else gains
-        smooth = _Smooth(some, takes, limits * (len(some) / len(gains)), smoothing * typical)
+        some = part if coarse else gains
+        smooth = _Smooth(some, takes, limits * (some.shape[1] / count), smoothing * typical)
         prices = smooth.descend(prices)
         bound = _bound(gains, takes, limits, prices)
         closer = best_bound - bound
@@ -48,7 +51,8 @@ def smoothed_prices(gains: Floats, takes: Floats, limits: Floats) -> Floats:
 
 
 def _bound(gains: Floats, takes: Floats, limits: Floats, prices: Floats) -> float:
-    return float((gains - prices @ takes).max(axis=1).sum() + prices @ limits)
+    """The bound; ``gains`` here and below are by columns, ``(K, J)``."""
+    return float((gains - (prices @ takes)[:, None]).max(axis=0).sum() + prices @ limits)
 
 
 def _typical_gain(gains: Floats) -> float:
@@ -93,15 +97,17 @@ class _Smooth:
     def _at(self, prices: Floats) -> tuple[float, Floats, Floats]:
         """The value with its gradient ``(R,)`` and second derivatives ``(R, R)``."""
         takes, smooth = self._takes, self._smooth
-        reduced = (self._gains - prices @ takes) * (1.0 / smooth)
-        top = reduced.max(axis=1, keepdims=True)
+        reduced = self._gains - (prices @ takes)[:, None]
+        reduced *= 1.0 / smooth
+        top = reduced.max(axis=0)
+        reduced -= top
         # Below that nothing is added to the sums, but denormal numbers are slow.
-        weights = np.exp(np.maximum(reduced - top, -_NEGLIGIBLE))
-        total = weights.sum(axis=1, keepdims=True)
+        weights = np.exp(np.maximum(reduced, -_NEGLIGIBLE, out=reduced), out=reduced)
+        total = weights.sum(axis=0)
         weights /= total
         value = smooth * float((top + np.log(total)).sum()) + float(prices @ self._limits)
-        expected = weights @ takes.T  # (J, R): what each job is likely to take
-        gradient = self._limits - expected.sum(axis=0)
-        column = weights.sum(axis=0)
-        second = (takes * column) @ takes.T - expected.T @ expected
+        expected = takes @ weights  # (R, J): what each job is likely to take
+        gradient = self._limits - expected.sum(axis=1)
+        column = weights.sum(axis=1)
+        second = (takes * column) @ takes.T - expected @ expected.T
         return value, gradient, second / smooth

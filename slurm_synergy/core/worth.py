@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from slurm_synergy.core.allowed import NOTHING, Where
 from slurm_synergy.core.batch_curves import Row, best_of, goodput_of
 from slurm_synergy.core.columns import Columns, scale_limits
 from slurm_synergy.core.configurations import Usage
@@ -26,9 +27,6 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-NOTHING = -1
-"""The current column of a job that holds nothing that is a column."""
-
 BATCH_GAIN = 1.05
 """A data loader changes its batch only for a clear gain (algorithms C.4)."""
 
@@ -38,22 +36,21 @@ class Worth:
     """J jobs and K configurations.
 
     ``goodput`` ``(J, K)`` is in samples/s of the job, 0 where it cannot or must not run.
-    ``local_batch`` and ``accumulation`` ``(J, K)`` are 0 where its batch is its own affair.
     ``replicas`` ``(J, K)`` are the copies of its model there.
     ``least_gpus`` ``(J,)`` are the GPUs of its smallest configuration, ``current`` ``(J,)`` the
-    column that it holds, or NOTHING. ``usage`` has the rows that bound a choice.
+    column that it holds, or NOTHING. ``usage`` has the rows that bound a choice. Batches are only
+    looked for in the cells that are asked for.
     """
 
     jobs: tuple[JobStatus, ...]
     configurations: tuple[Configuration, ...]
     usage: Usage
     goodput: Floats
-    local_batch: Ints
-    accumulation: Ints
     replicas: Ints
     known: Facts
     least_gpus: Floats
     current: Ints
+    _batches: _Batches
 
     def configuration(self, row: int, column: int) -> Configuration:
         """The configuration of a cell, with its batch size."""
@@ -61,12 +58,14 @@ class Worth:
 
     def cells(self, rows: Sequence[int], columns: Sequence[int]) -> list[Configuration]:
         """The configurations of cells; equal ones are the same object in all rounds."""
-        at = list(rows), list(columns)
-        local, passes = self.local_batch[at].tolist(), self.accumulation[at].tolist()
-        replicas = self.replicas[at].tolist()
+        if not len(rows):
+            return []
+        at = np.array(rows, dtype=np.int64), np.array(columns, dtype=np.int64)
+        local, passes = self._batches.at(*at)
+        sizes = self.replicas[at].tolist(), local.tolist(), passes.tolist()
         return [
             self.known.configuration(self.configurations[column], *batch)
-            for column, *batch in zip(at[1], replicas, local, passes, strict=True)
+            for column, *batch in zip(columns, *sizes, strict=True)
         ]
 
 
@@ -84,12 +83,11 @@ def worth_of(
         configurations=columns.all,
         usage=columns.usage,
         goodput=cells.goodput,
-        local_batch=cells.local,
-        accumulation=cells.passes,
         replicas=frame.replicas,
         known=known,
         least_gpus=cells.least_gpus,
         current=frame.current,
+        _batches=_Batches(frame, cells, known, facts, tuple(jobs)),
     )
 
 
@@ -103,32 +101,29 @@ class _Some:
         self.kinds, self.nodes = columns.kind[at], columns.nodes[at]
         self.replicas, self.fed = replicas[rows, at], fed[rows, at]
 
+    def part(self, numbers: Ints, fed: Floats) -> _Some:
+        """Some of these, each fed by its entry of ``fed``."""
+        found = object.__new__(_Some)
+        found.rows, found.at = self.rows[numbers], self.at[numbers]
+        found.kinds, found.nodes = self.kinds[numbers], self.nodes[numbers]
+        found.replicas, found.fed = self.replicas[numbers], fed[numbers]
+        return found
+
     def numbers(self, facts: FactsOf) -> Floats:
         """The learners of these cells."""
         return np.asarray(facts.numbers[self.rows, self.kinds])
-
-
-class _Question:
-    """Which batches are best in some cells; asked anew whenever there is other noise.
-
-    ``keeping`` are those cells where a job holds a batch that it may keep, ``kept`` these batches.
-    """
-
-    __slots__ = ("cells", "curves", "keeping", "kept", "number")
-
-    def __init__(self, number: int, cells: _Some, keeping: _Some, kept: Ints) -> None:
-        self.number, self.cells = number, cells
-        self.keeping, self.kept = keeping, kept
-        self.curves: Ints | None = None
 
 
 class _Frame:
     """All of the matrix but what follows from the noise of gradients, which is new all the time.
 
     It serves as long as the jobs, what they hold and how fast they are believed to be are the same.
-    ``goodput`` has the cells that do not depend on that noise; ``choosing`` are those of jobs that
-    may choose their batch, ``hoping`` those of them where more cores could be lent than their
-    share. ``unknown`` are cells of which no speed is known.
+    ``goodput`` has the cells that do not depend on that noise, ``local`` and ``passes`` their
+    batches. ``choosing`` are the others, of jobs that may choose their batch; ``chooses``
+    ``(J, K)`` tells which these are, and ``fed`` what all cells are fed by the share. ``keeping``
+    are those of them where a job holds a batch that it may keep, ``kept`` these batches, ``hopes``
+    whether cores that are lent could be of use anywhere. ``unknown`` are cells of which no speed
+    is known.
     """
 
     def __init__(
@@ -140,6 +135,7 @@ class _Frame:
         facts: FactsOf,
     ) -> None:
         self.made_from = made_from
+        self.curves: Ints | None = None
         self._cells: _Cells | None = None
         self._jobs, self._known, self._facts = jobs, known, facts
         self._limits = scale_limits(
@@ -187,7 +183,8 @@ class _Frame:
 
     def _fill(self) -> None:
         columns, facts = self.columns, self._facts
-        open_, certain = self._open()
+        where = Where(columns, facts, self._jobs, self.current, self._known.most_mib)
+        open_, certain = where.cells(self._limits)
         rates = facts.rates[:, columns.kind]
         fed = self._known.fed(facts, self._jobs, columns)
         # Where a share delivers nothing its speed is as good as not known.
@@ -203,19 +200,14 @@ class _Frame:
             found = best_of(numbers, fixed.nodes, fixed.replicas, fixed.fed, 1)
             self.goodput[fixed.rows, fixed.at], *batch = found
             self.local[fixed.rows, fixed.at], self.passes[fixed.rows, fixed.at] = batch
-        choosing = modelled & adaptive[:, None]
-        self.choosing = self._question(0, choosing, fed)
-        self.hoping: _Question | None = None
-        if (choosing & np.isfinite(fed)).any():
-            lent = self._known.lent(self._jobs, columns)
-            self.hoping = self._question(1, choosing & (lent > fed), lent)
-        self.owns_batch = np.nonzero(facts[Fact.OWNS_BATCH])[0]
+        self.fed, self.chooses = fed, modelled & adaptive[:, None]
+        self.choosing = self._all_of(self.chooses, fed)
+        self.keeping, self.kept = self._keeping()
+        self.hopes = bool((self.chooses & np.isfinite(fed)).any())
+        self.owns_batch = facts[Fact.OWNS_BATCH].astype(bool)
         unknown = certain & ~modelled & ~linear
         self.unknown_rows = np.nonzero(unknown.any(axis=1))[0]
         self.unknown = unknown[self.unknown_rows]
-
-    def _question(self, number: int, cells: Bools, fed: Floats) -> _Question:
-        return _Question(number, self._all_of(cells, fed), *self._keeping(cells, fed))
 
     def _all_of(self, cells: Bools, fed: Floats) -> _Some:
         rows, at = np.nonzero(cells)
@@ -224,64 +216,19 @@ class _Frame:
     def _some(self, rows: Ints, at: Ints, fed: Floats) -> _Some:
         return _Some(rows, at, self.columns, self.replicas, fed)
 
-    def _open(self) -> tuple[Bools, Bools]:
-        """Cells on which a job may run now, and those of them that need no known speed."""
-        columns, facts = self.columns, self._facts
-        units = facts.units[:, columns.kind]
-        gpus = columns.gpus[None, :]
-        ours = (units > 0) & (gpus % np.maximum(units, 1) == 0)
-        ours &= (facts[Fact.IS_RIGID] == 0)[:, None]
-        ours &= (gpus >= facts[Fact.LEAST][:, None]) & (gpus <= facts.most[:, columns.kind])
-        ours[:, columns.offered :] = False
-        smallest = np.zeros_like(ours)
-        for number in range(facts.units.shape[1]):
-            here = ours & (columns.kind == number)[None, :]
-            least = np.where(here, gpus, np.iinfo(np.int64).max).min(axis=1)
-            smallest |= here & (gpus == least[:, None])
-        open_ = (ours & (gpus <= self._limits[:, None])) | smallest
-        self._open_own(open_, smallest)
-        self._close_small(open_)
-        return open_, open_ & smallest
-
-    def _close_small(self, open_: Bools) -> None:
-        """Close what has not the memory that the processes need, on any node."""
-        columns, facts = self.columns, self._facts
-        there = self._known.most_mib[columns.kind]
-        asked = facts[Fact.ASKED][:, None]
-        need = facts[Fact.NEED_MIB].astype(float)[:, None]
-        each = columns.each.astype(float)[None, :]
-        open_ &= need * np.maximum(each / asked, 1.0) <= there[None, :]
-
-    def _open_own(self, open_: Bools, certain: Bools) -> None:
-        """Open what rigid jobs ask for, and what elastic ones hold if they may."""
-        columns, facts = self.columns, self._facts
-        for row in np.nonzero(facts[Fact.IS_RIGID])[0].tolist():
-            job = self._jobs[row].job
-            for kind in job.gpu_types or columns.kinds:
-                column = columns.at.get((kind, job.gpus, job.nodes))
-                if column is not None:
-                    open_[row, column] = certain[row, column] = True
-        rows = np.nonzero((facts[Fact.IS_RIGID] == 0) & (self.current != NOTHING))[0]
-        at = self.current[rows]
-        units, gpus = facts.units[rows, columns.kind[at]], columns.gpus[at]
-        stays = (units > 0) & (gpus % np.maximum(units, 1) == 0)
-        stays &= (facts[Fact.LEAST][rows] <= gpus) & (gpus <= facts[Fact.MOST][rows])
-        open_[rows[stays], at[stays]] = certain[rows[stays], at[stays]] = True
-
-    def _keeping(self, cells: Bools, fed: Floats) -> tuple[_Some, Ints]:
+    def _keeping(self) -> tuple[_Some, Ints]:
         """Cells of jobs whose batches are such that they may still have them, and those batches."""
         facts = self._facts
         rows = np.nonzero((self.current != NOTHING) & (facts[Fact.REPLICAS] > 0))[0]
-        rows = rows[cells[rows, self.current[rows]]]
+        rows = rows[self.chooses[rows, self.current[rows]]]
         rows = rows[self._allows(rows, self.current[rows])]
-        some = self._some(rows, self.current[rows], fed)
-        return some, facts.whole[rows, Fact.REPLICAS :].T
+        return self._some(rows, self.current[rows], self.fed), facts.batches[rows]
 
     def _allows(self, rows: Ints, at: Ints) -> Bools:
         """Whether the batches that jobs have are such that they may still have."""
         kinds = self.columns.kind[at]
         limits = self._facts.numbers[rows, kinds].T
-        replicas, local, passes = self._facts.whole[rows, Fact.REPLICAS :].T
+        replicas, local, passes = self._facts.batches[rows].T
         total = local * replicas * (passes + 1)
         found: Bools = replicas == self.replicas[rows, at]
         found &= (limits[Row.LOCAL_LEAST] <= local) & (local <= limits[Row.LOCAL_MOST])
@@ -291,55 +238,42 @@ class _Frame:
 
 
 class _Cells:
-    """The cells of the matrix, filled."""
+    """The cells of the matrix, filled.
+
+    ``which`` ``(J, K)`` are the best candidates of those that choose; ``stays`` ``(J,)`` tells of
+    which jobs the batch that they have is as good as the best where they are.
+    """
 
     def __init__(self, frame: _Frame, known: Facts, facts: FactsOf) -> None:
         self.noise = facts.noise
         self.goodput = frame.goodput.copy()
-        self.local, self.passes = frame.local.copy(), frame.passes.copy()
+        self.which = np.zeros(self.goodput.shape, dtype=np.int64)
+        self.stays = np.zeros(len(self.goodput), dtype=np.bool_)
+        self.asked: tuple[tuple[bytes, bytes], tuple[Ints, Ints]] | None = None
         if self.goodput.size:
-            self._choose_batches(frame, frame.choosing, known, facts)
-            if frame.hoping is not None:
-                # What a configuration is worth is what it is on the job's share.
-                goodput = self.goodput.copy()
-                self._choose_batches(frame, frame.hoping, known, facts)
-                self.goodput = goodput
-            self.local[frame.owns_batch] = 0  # its batch is its own
-            self.passes[frame.owns_batch] = 0
+            self._choose_batches(frame, known, facts)
             self._fill_unknown(frame)
         gpus = frame.columns.gpus[None, :]
         least = np.where(self.goodput > 0, gpus, np.inf).min(axis=1, initial=np.inf)
         self.least_gpus = np.where(np.isfinite(least), least, 1.0)
 
-    def _choose_batches(
-        self, frame: _Frame, asked: _Question, known: Facts, facts: FactsOf
-    ) -> None:
+    def _choose_batches(self, frame: _Frame, known: Facts, facts: FactsOf) -> None:
         """Fill the cells of jobs that choose their batch by the throughput models."""
-        some = asked.cells
+        some = frame.choosing
         if not len(some.rows):
             return
         numbers, curves = some.numbers(facts), known.curves
-        if asked.curves is None:
+        if frame.curves is None:
             slots, all_ = facts.slots[some.rows], frame.columns.all
-            asked.curves = curves.find(slots, all_, some.at, numbers, some.nodes, some.replicas)
-        shape = some.nodes, some.replicas, some.fed
-        found = curves.best(asked.curves, numbers, *shape, question=asked.number)
-        rows, at = some.rows, some.at
-        self.goodput[rows, at], self.local[rows, at], self.passes[rows, at] = found
-        self._keep_batches(asked, facts)
-
-    def _keep_batches(self, asked: _Question, facts: FactsOf) -> None:
-        """Let jobs keep their batch where they are, unless another is clearly better."""
-        some = asked.keeping
-        if not len(some.rows):
-            return
-        rows, at, (replicas, local, passes) = some.rows, some.at, asked.kept
-        numbers = some.numbers(facts)
-        now_ = goodput_of(numbers, some.nodes, replicas, local, passes, some.fed)
-        stays = now_ * BATCH_GAIN >= self.goodput[rows, at]
-        rows, at = rows[stays], at[stays]
-        self.goodput[rows, at] = now_[stays]
-        self.local[rows, at], self.passes[rows, at] = local[stays], passes[stays]
+            frame.curves = curves.find(slots, all_, some.at, numbers, some.nodes, some.replicas)
+        found = curves.tops(frame.curves, numbers, some.nodes, some.replicas, some.fed)
+        self.goodput[some.rows, some.at], self.which[some.rows, some.at] = found
+        some = frame.keeping
+        if len(some.rows):
+            now_ = _with_own(some, frame.kept, facts)
+            stays = now_ * BATCH_GAIN >= self.goodput[some.rows, some.at]
+            self.goodput[some.rows[stays], some.at[stays]] = now_[stays]
+            self.stays[some.rows] = stays
 
     def _fill_unknown(self, frame: _Frame) -> None:
         """A speed that is not known is taken as the least that is, and to grow with the GPUs."""
@@ -352,3 +286,85 @@ class _Cells:
         fewest = np.where(cells, gpus, np.iinfo(np.int64).max).min(axis=1)
         guess = least[:, None] * gpus / fewest[:, None]
         self.goodput[rows] = np.where(cells, guess, part)
+
+
+def _with_own(some: _Some, batches: Ints, facts: FactsOf) -> Floats:
+    """Goodput of jobs with the ``batches`` that they have."""
+    replicas, local, passes = batches.T
+    return goodput_of(some.numbers(facts), some.nodes, replicas, local, passes, some.fed)
+
+
+class _Batches:
+    """Batches of single cells: the best for the cores that others may lend, where these help.
+
+    Most cells are never asked for. What a configuration is worth is what it is on the job's share,
+    whatever may be lent.
+    """
+
+    __slots__ = ("_cells", "_facts", "_frame", "_jobs", "_known")
+
+    def __init__(
+        self,
+        frame: _Frame,
+        cells: _Cells,
+        known: Facts,
+        facts: FactsOf,
+        jobs: tuple[JobStatus, ...],
+    ) -> None:
+        self._frame, self._cells, self._known = frame, cells, known
+        self._facts, self._jobs = facts, jobs
+
+    def at(self, rows: Ints, columns: Ints) -> tuple[Ints, Ints]:
+        """Local batch and accumulation of some cells; 0 where the batch is the job's own affair."""
+        key = rows.tobytes(), columns.tobytes()
+        cells = self._cells
+        if cells.asked is None or cells.asked[0] != key:
+            cells.asked = key, self._find(rows, columns)
+        return cells.asked[1]
+
+    def _find(self, rows: Ints, columns: Ints) -> tuple[Ints, Ints]:
+        frame = self._frame
+        ours = ~frame.owns_batch[rows]
+        local, passes = frame.local[rows, columns] * ours, frame.passes[rows, columns] * ours
+        chosen = np.nonzero(ours & frame.chooses[rows, columns])[0]
+        if len(chosen):
+            local[chosen], passes[chosen] = self._chosen(rows[chosen], columns[chosen])
+        return local, passes
+
+    def _chosen(self, rows: Ints, columns: Ints) -> tuple[Ints, Ints]:
+        frame, cells, facts = self._frame, self._cells, self._facts
+        some = _Some(rows, columns, frame.columns, frame.replicas, frame.fed)
+        which = cells.which[rows, columns]
+        stays = cells.stays[rows] & (columns == frame.current[rows])
+        if frame.hopes:
+            self._hope(some, which, stays)
+        runs = cells.goodput[rows, columns] > 0
+        found = self._known.curves.batches(some.numbers(facts), some.replicas, which)
+        local, passes = (
+            np.where(stays, own, one * runs)
+            for own, one in zip(facts.batches[rows].T[1:], found, strict=True)
+        )
+        return local, passes
+
+    def _hope(self, some: _Some, which: Ints, stays: Bools) -> None:
+        """Change candidates, and who stays with its batch, where more may be had than the share."""
+        frame, facts, curves = self._frame, self._facts, self._known.curves
+        lent = self._known.lent(facts, self._jobs, frame.columns, some.rows)
+        lent = lent[np.arange(len(some.rows)), some.at]
+        more = np.nonzero(lent > some.fed)[0]
+        if not len(more):
+            return
+        some = some.part(more, lent)
+        numbers, slots = some.numbers(facts), facts.slots[some.rows]
+        at = curves.find(slots, frame.columns.all, some.at, numbers, some.nodes, some.replicas)
+        best, which[more] = curves.tops(
+            at, numbers, some.nodes, some.replicas, some.fed, question=1
+        )
+        stays[more] = False
+        here = np.nonzero(
+            np.isin(some.rows, frame.keeping.rows) & (some.at == frame.current[some.rows])
+        )[0]
+        if len(here):
+            own = some.part(here, some.fed)
+            now_ = _with_own(own, facts.batches[own.rows], facts)
+            stays[more[here]] = now_ * BATCH_GAIN >= best[here]

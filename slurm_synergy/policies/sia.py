@@ -18,7 +18,7 @@ from slurm_synergy.core.assignment import IDLE, Assignment, Choices, Ints, assig
 from slurm_synergy.core.columns import suits
 from slurm_synergy.core.configurations import Capacities, tally
 from slurm_synergy.core.contest import Contest, arrival
-from slurm_synergy.core.elastic import as_granted, configuration_of
+from slurm_synergy.core.elastic import Shapes, configuration_of
 from slurm_synergy.core.market import Choice, Market, amount
 from slurm_synergy.core.model import (
     Configuration,
@@ -190,7 +190,7 @@ class _Round:
 
     def __init__(self, snapshot: Snapshot, jobs: Contest, offer: Offer) -> None:
         self._snapshot, self._jobs, self._offer = snapshot, jobs, offer
-        self._requests = Requests.of_snapshot(snapshot)
+        self._requests, self._shapes = Requests.of_snapshot(snapshot), Shapes.of_snapshot(snapshot)
         self._granted: list[tuple[JobStatus, Grant]] = []
         self._layouts: dict[int, GpuLayout] = {}
 
@@ -220,8 +220,15 @@ class _Round:
         )
 
     def _request(self, status: JobStatus, configuration: Configuration) -> Request:
-        there = as_granted(self._snapshot, status, configuration)
-        return self._requests.of(there, configuration)
+        shape, phase = self._shapes.of(status, configuration), status.phase
+        if shape is None:
+            return self._requests.of(status, configuration)
+        now = held(status)
+        if shape.asked is not None and shape.asked[0] is now and shape.asked[1] is phase:
+            return self._requests.again(shape.asked[2])
+        request = self._requests.of(shape.granted(status), configuration)
+        shape.asked = now, phase, request
+        return request
 
     def _grant(self, status: JobStatus, configuration: Configuration, layout: GpuLayout) -> None:
         job_id = status.job.job_id

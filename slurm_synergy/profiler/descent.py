@@ -53,6 +53,8 @@ class _Point:
     loss: float
     compute: Floats
     sync: Floats
+    log_compute: Floats
+    log_sync: Floats
     log_step: Floats
     off: tuple[Floats, Floats]
     norms: tuple[float, float]
@@ -87,13 +89,15 @@ class Loss:
         gamma = values[GAMMA]
         compute = self._compute @ values[:ALPHA_N]
         sync = self._sync @ values[ALPHA_N:GAMMA] + self._alone
-        log_compute = np.log(compute)
-        log_step = np.logaddexp(gamma * log_compute, gamma * np.log(sync)) / gamma
+        log_compute, log_sync = np.log(compute), np.log(sync)
+        log_step = np.logaddexp(gamma * log_compute, gamma * log_sync) / gamma
         off = log_compute - self._measured[0], log_step - self._measured[1]
         norms = [float(np.sqrt(one @ one / self._count)) for one in off]
-        growth = sum(float(values[beta] / values[alpha]) ** 2 for alpha, beta in _SYNCS)
-        small = _OVERLAP_WEIGHT * float(gamma - 1) ** 2 + _GROWTH_WEIGHT * growth
-        return _Point(sum(norms) + small, compute, sync, log_step, off, (norms[0], norms[1]))
+        plain = values.tolist()
+        growth = sum([(plain[beta] / plain[alpha]) ** 2 for alpha, beta in _SYNCS])
+        small = _OVERLAP_WEIGHT * (plain[GAMMA] - 1) ** 2 + _GROWTH_WEIGHT * growth
+        logs = log_compute, log_sync, log_step
+        return _Point(sum(norms) + small, compute, sync, *logs, off, (norms[0], norms[1]))
 
     def slopes(self, values: Floats, point: _Point, is_near: bool) -> tuple[Floats, Floats]:
         """Gradient ``(7,)`` and curvature ``(7, 7)``, which is never negative.
@@ -102,13 +106,14 @@ class Loss:
         perfect fit where there is one; ``is_near`` takes the one of the norms themselves.
         """
         gamma, count = values[GAMMA], self._count
-        log_compute, log_sync = np.log(point.compute), np.log(point.sync)
+        log_compute, log_sync = point.log_compute, point.log_sync
         part = np.exp(gamma * (log_sync - point.log_step))
+        own = 1 - part
         passes = self._compute / point.compute[:, None]
         steps = np.empty((count, 7))
-        steps[:, :ALPHA_N] = passes * (1 - part)[:, None]
+        steps[:, :ALPHA_N] = passes * own[:, None]
         steps[:, ALPHA_N:GAMMA] = self._sync * (part / point.sync)[:, None]
-        steps[:, GAMMA] = (log_compute * (1 - part) + log_sync * part - point.log_step) / gamma
+        steps[:, GAMMA] = (log_compute * own + log_sync * part - point.log_step) / gamma
         gradient, curvature = _modesty(values)
         for off, norm, by in zip(point.off, point.norms, (passes, steps), strict=True):
             norm, known = max(norm, _SMALLEST), by.shape[1]
@@ -127,11 +132,12 @@ _SYNCS: Final = ((ALPHA_N, BETA_N), (ALPHA_R, BETA_R))
 def _modesty(values: Floats) -> tuple[Floats, Floats]:
     """Gradient and curvature of the small terms."""
     gradient, curvature = np.zeros(7), np.zeros((7, 7))
-    gradient[GAMMA] = 2 * _OVERLAP_WEIGHT * (values[GAMMA] - 1)
+    plain = values.tolist()
+    gradient[GAMMA] = 2 * _OVERLAP_WEIGHT * (plain[GAMMA] - 1)
     curvature[GAMMA, GAMMA] = 2 * _OVERLAP_WEIGHT
     for alpha, beta in _SYNCS:
-        size = float(values[alpha])
-        growth = float(values[beta]) / size
+        size = plain[alpha]
+        growth = plain[beta] / size
         by_alpha, by_beta = -growth / size, 1 / size
         gradient[alpha] = 2 * _GROWTH_WEIGHT * growth * by_alpha
         gradient[beta] = 2 * _GROWTH_WEIGHT * growth * by_beta

@@ -11,11 +11,12 @@ files are public but not part of this project (docs/reproduction.md tells where 
 from __future__ import annotations
 
 import csv
+import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,12 @@ def canonical(placement: Sequence[int]) -> Pattern:
     """GPUs per node, in the rotation that sorts first: how the tables name a placement."""
     turns = [(*placement[at:], *placement[:at]) for at in range(len(placement))]
     return min(turns)
+
+
+@cache
+def _named(text: str) -> Pattern:
+    """The placement whose GPUs per node are the digits of ``text``."""
+    return canonical([int(one) for one in text])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,14 +85,14 @@ class StepTable:
     def _interpolator(self) -> Any:
         from scipy.interpolate import LinearNDInterpolator
 
-        means: dict[tuple[float, float, float], list[Floats]] = defaultdict(list)
+        means: dict[tuple[float, float, float], list[tuple[float, float]]] = defaultdict(list)
         for pattern, rows in self.placements.items():
-            for batch, step, sync in rows:
-                means[len(pattern), sum(pattern), batch].append(np.array([step, sync]))
-        for nodes, replicas, batch, step, sync in self.scale:
-            means[nodes, replicas, batch].append(np.array([step, sync]))
+            for batch, step, sync in rows.tolist():
+                means[len(pattern), sum(pattern), batch].append((step, sync))
+        for nodes, replicas, batch, step, sync in self.scale.tolist():
+            means[nodes, replicas, batch].append((step, sync))
         points = np.array(sorted(means))
-        values = np.array([np.mean(means[key], axis=0) for key in sorted(means)])
+        values = np.array([_mean(means[key]) for key in sorted(means)])
         return LinearNDInterpolator(points, values)
 
 
@@ -184,17 +191,21 @@ def _step_table(directory: Path, kind: str) -> StepTable:
         batch, step, sync = (
             _number(path, line, row, name) for name in ("local_bsz", "step_time", "sync_time")
         )
-        rows[canonical([int(one) for one in text])][batch].append((step, sync))
+        rows[_named(text)][batch].append((step, sync))
     placements = {
-        pattern: np.array(
-            [(batch, *np.mean(times, axis=0)) for batch, times in sorted(by_batch.items())]
-        )
+        pattern: np.array([(batch, *_mean(times)) for batch, times in sorted(by_batch.items())])
         for pattern, by_batch in rows.items()
     }
     scale_path = directory / f"scalability-{kind}.csv"
     columns = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
     scale = _columns(scale_path, columns) if scale_path.exists() else np.empty((0, 5))
     return StepTable(gpu_type=kind, placements=placements, scale=scale)
+
+
+def _mean(times: Sequence[tuple[float, float]]) -> Sequence[float]:
+    """Of several measurements; most were made once."""
+    found: Sequence[float] = times[0] if len(times) == 1 else np.mean(times, axis=0).tolist()
+    return found
 
 
 def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
@@ -218,7 +229,7 @@ def _number(path: Path, line: int, row: Mapping[str, str], name: str) -> float:
         value = float(text)
     except ValueError:
         raise _wrong(path, line, name, text, "is not a number") from None
-    if not np.isfinite(value):
+    if not math.isfinite(value):
         raise _wrong(path, line, name, text, "is not a finite number")
     return value
 

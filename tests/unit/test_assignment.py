@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_synergy.core import assignment
+from slurm_synergy.core import sweep
 from slurm_synergy.core.assignment import IDLE, Assignment, Choices, assign
 from slurm_synergy.errors import ModelError
 
@@ -74,7 +74,7 @@ def test_the_answer_fits_and_is_the_best_of_all(choices: Choices) -> None:
 def test_few_choices_are_decided_as_many_are(choices: Choices) -> None:
     few = assign(choices, gap=0.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assignment, "_FEW_CHOICES", 0)
+        patch.setattr(sweep, "_MOST_STATES", -1)
         many = assign(choices, gap=0.0)
     assert few.chosen.tolist() == many.chosen.tolist()
 

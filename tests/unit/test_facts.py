@@ -22,7 +22,7 @@ from slurm_synergy.mechanisms import MECHANISMS
 from slurm_synergy.policies.sia import SIA
 
 NODES = [node("v100-0"), node("v100-1"), node("a100-0", "a100")]
-CELLS = ("goodput", "local_batch", "accumulation", "replicas", "least_gpus", "current")
+CELLS = ("goodput", "replicas", "least_gpus", "current")
 
 
 def belief(**more: Any) -> Profile:
@@ -96,7 +96,8 @@ def test_a_later_round_has_the_matrix_of_a_fresh_one(
     change: Callable[[JobStatus], JobStatus],
 ) -> None:
     first = first_round()
-    worth_of(first, first.jobs)
+    before = worth_of(first, first.jobs)
+    assert any(before.configuration(row, 0).batch for row in np.nonzero(before.goodput[:, 0])[0])
     later = replace(first, jobs=tuple(change(one) for one in first.jobs))
     fresh = replace(later)
     inherit(later, first)
@@ -119,10 +120,21 @@ def test_columns_are_made_once_for_the_same_shapes_in_reach() -> None:
     assert worth_of(later, later.jobs).usage is usage
 
 
+def test_without_jobs_there_is_nothing_to_choose() -> None:
+    nobody = snapshot(NODES, [])
+    assert worth_of(nobody, ()).cells([], []) == []
+    assert SIA.choose(nobody).grants == ()
+
+
 def assert_same(one: Worth, other: Worth) -> None:
     assert one.configurations == other.configurations
     for name in CELLS:
         assert np.array_equal(getattr(one, name), getattr(other, name)), name
+    rows, columns = np.nonzero(one.goodput)
+    several = [each.cells(rows.tolist(), columns.tolist()) for each in (one, other)]
+    assert several[0] == several[1]
+    # Cells that are asked for alone are as those that are asked for together.
+    assert one.configuration(int(rows[-1]), int(columns[-1])) == several[0][-1]
 
 
 def test_new_noise_leaves_a_granted_job_as_it_is_and_a_new_model_does_not() -> None:
@@ -155,7 +167,8 @@ def test_curves_find_what_is_found_without_them_however_many_are_kept(most: int)
         replicas = np.array([plain[column][1] for column in columns])
         fed = rng.uniform(100, 5000, 7)
         at = curves.find(jobs, plain, columns, numbers, nodes, replicas)
-        found = curves.best(at, numbers, nodes, replicas, fed)
+        goodput, which = curves.tops(at, numbers, nodes, replicas, fed)
+        found = goodput, *curves.batches(numbers, replicas, which)
         alone = best_of(numbers, nodes, replicas, fed, 50)
         for one, other in zip(found, alone, strict=True):
             assert np.array_equal(one, other)
