@@ -166,7 +166,7 @@ class PolluxSettings(Section):
         default=100, description="Generations of a search at most (count, 1 to 10000)."
     )
     patience: Annotated[int, Field(strict=True, ge=1, le=10_000)] = Field(
-        default=25,
+        default=12,
         description="It ends after so many generations without a fitter member (count, 1 to "
         "10000); before, where there are fewer jobs, after as many as there are jobs and 8 at "
         "least.",

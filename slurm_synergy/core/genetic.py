@@ -87,12 +87,10 @@ def search(
     It ends before when ``patience`` generations in a row have found nothing fitter. ``start`` are
     members ``(N, J, S)`` to begin with, beside the current allocation and changes of it.
     """
-    marks = rng.integers(1, 1 << 36, problem.current.shape)
     states = _first(problem, rng, population, start)
     fit, use = fitness(problem, states)
     before = float(fit[0])  # the current allocation comes first
     best, most, idle, done = states[:, :, 0], before, 0, 0
-    keys = _keys(states, marks)
     while problem.current.size:
         at = int(np.argmax(fit))
         if fit[at] > most:
@@ -100,16 +98,14 @@ def search(
         if done >= generations or idle >= patience:
             break
         order = _best_first(fit, use)[:population]
-        states = np.take(states, order, axis=2)
-        fit, use, keys = fit[order], use[order], keys[order]
+        states = states.take(order, axis=2)
+        fit, use = fit[order], use[order]
         done, idle = done + 1, idle + 1
         made = repair(problem, mutate(problem, children(states, rng), rng), rng)
-        fresh = _keys(made, marks)
-        new = _new(fresh, keys)
-        made, keys = np.take(made, new, axis=2), np.concatenate((keys, fresh[new]))
         more, used = fitness(problem, made)
-        states = np.concatenate((states, made), axis=2)
-        fit, use = np.concatenate((fit, more)), np.concatenate((use, used))
+        new = _new(more, used, fit, use)
+        states = np.concatenate((states, made.take(new, axis=2)), axis=2)
+        fit, use = np.concatenate((fit, more[new])), np.concatenate((use, used[new]))
     last = _best_first(fit, use)[:population]
     return Found(
         best=best.T.astype(np.int64),
@@ -146,38 +142,35 @@ def _with_least(problem: Problem, division: Ints) -> Ints:
     Those that find it hardest to be placed come first, of equal ones in their order.
     """
     found = division.copy()
-    free = problem.capacity - found.sum(axis=0)
+    free = (problem.capacity - found.sum(axis=0)).tolist()
     without = np.nonzero(found.sum(axis=1) < problem.least)[0]
     reach = problem.allowed[without] @ problem.capacity
     for row in without[np.lexsort((-problem.least[without], reach))].tolist():
-        left, there = int(problem.least[row]), np.where(problem.allowed[row], free, 0)
-        if there.sum() < left:
+        left, may = int(problem.least[row]), problem.allowed[row].tolist()
+        there = [gpus if ours else 0 for gpus, ours in zip(free, may, strict=True)]
+        if sum(there) < left:
             continue
         # The fullest node that takes it all, else the emptiest ones.
-        for node in np.lexsort((np.abs(there - left), there < left)).tolist():
-            given = min(left, int(there[node]))
+        order = [(gpus < left, abs(gpus - left), node) for node, gpus in enumerate(there)]
+        for _, _, node in sorted(order):
+            given = min(left, there[node])
+            if not given:
+                break
             found[row, node] += given
             free[node] -= given
             left -= given
     return found
 
 
-def _keys(states: States, marks: Ints) -> Floats:
-    """A number for each member ``(P,)``: the same for equal ones, most likely not for others.
+def _new(fit: Floats, use: Floats, old_fit: Floats, old_use: Floats) -> list[int]:
+    """Which members are unlike the old ones and unlike those before them.
 
-    With marks below 2^36 the sums are exact.
+    Equal members have the same fitness and use; few others do, but for like nodes exchanged.
     """
-    rows = states.reshape(-1, states.shape[2]).astype(np.float64)
-    found: Floats = marks.T.ravel().astype(np.float64) @ rows
-    return found
-
-
-def _new(made: Floats, there: Floats) -> list[int]:
-    """Which of ``made`` are unlike ``there`` and unlike those before them; by their keys."""
-    seen = set(there.tolist())
+    seen = set(zip(old_fit.tolist(), old_use.tolist(), strict=True))
     found: list[int] = []
-    for at, key in enumerate(made.tolist()):
-        if key not in seen:
-            seen.add(key)
+    for at, one in enumerate(zip(fit.tolist(), use.tolist(), strict=True)):
+        if one not in seen:
+            seen.add(one)
             found.append(at)
     return found

@@ -9,7 +9,8 @@ from slurm_synergy.core.members import Bools, Hosts, Problem, States, totals, tr
 
 __all__ = ["repair"]
 
-_BITS = 16
+_ORDERS = 64
+"""Orders of nodes of which each row that is cut is visited in one."""
 
 
 def repair(problem: Problem, states: States, rng: np.random.Generator) -> States:
@@ -68,15 +69,12 @@ def _cut_to_most(problem: Problem, states: States, rng: np.random.Generator) -> 
     jobs, members = true_at(totals(states) > problem.most[:, None])
     if not len(members):
         return
-    nodes = np.arange(len(states))
-    drawn = rng.random((len(members), len(nodes)), dtype=np.float32)
-    # Sorted are numbers of which the highest bits are those drawn, then the node, then its GPUs.
-    packed = drawn.view(np.int32).astype(np.int64) << 2 * _BITS
-    packed |= nodes << _BITS
-    packed |= states[:, jobs, members].T
-    packed.sort(axis=1)
-    cut = _clipped((packed & (1 << _BITS) - 1).T, problem.most[jobs])
-    states[(packed >> _BITS & (1 << _BITS) - 1).T, jobs, members] = cut
+    orders = rng.permuted(np.tile(np.arange(len(states)), (_ORDERS, 1)), axis=1).T
+    order = orders.take(rng.integers(0, _ORDERS, len(members)), axis=1)  # (N, R)
+    cells = order * (states.shape[1] * states.shape[2])
+    cells += jobs * states.shape[2] + members
+    flat = states.reshape(-1)
+    flat[cells] = _clipped(flat.take(cells), problem.most[jobs])
 
 
 def _cut_to_capacity(problem: Problem, states: States) -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
-from numpy.typing import NDArray
 
-from slurm_synergy.core.members import Bools, Ints, Problem, States, true_at, true_in, used
+from slurm_synergy.core.members import Bools, Floats, Ints, Problem, States, true_in, used
 
 __all__ = ["children", "mutate"]
 
 _CHANCE = 0.1  # of a row to be reset, of another to be emptied, and of a node of it then
 _TIMIDITY = 2
-_DRAWS = 65535
+_TRIES = 6  # to find a node for a job that may not be everywhere
 
 
 def children(states: States, rng: np.random.Generator) -> States:
@@ -34,50 +31,70 @@ def mutate(problem: Problem, states: States, rng: np.random.Generator) -> States
     """Members with rows that are as now, emptier, or with more GPUs here and there."""
     nodes, jobs, members = states.shape
     states = states.copy()
-    row, member = true_at(rng.random((2 * jobs, members), dtype=np.float32) < _CHANCE)
-    resets = int(row.searchsorted(jobs))
-    states[:, row[:resets], member[:resets]] = problem.current.T[:, row[:resets]]
-    row, member = row[resets:] - jobs, member[resets:]
-    kept = rng.random((len(member), nodes), dtype=np.float32) >= _CHANCE
-    states[:, row, member] *= kept.T
-    free = (problem.capacity[:, None] > used(problem, states))[:, None, :]
-    if not problem.everywhere:
-        free = free & problem.allowed.T[:, :, None]
-    own = free & (states > 0)
-    for where in (free, own):
-        _grow(problem, states, where, rng)
+    rows = states.reshape(nodes, jobs * members)
+    drawn = _some_of(jobs * members, rng)
+    rows[:, drawn] = problem.current.T.take(drawn // members, axis=1)
+    drawn = _some_of(jobs * members, rng)
+    kept = rng.random((nodes, len(drawn)), dtype=np.float32) >= _CHANCE
+    rows[:, drawn] = rows.take(drawn, axis=1) * kept
+    free = problem.capacity[:, None] > used(problem, states)
+    own = states > 0
+    own &= free[:, None, :]
+    # Of a place that is in both the later one counts.
+    _grow(problem, states, [_anywhere(problem, free, jobs, rng), _where_they_are(own, rng)], rng)
     return states
 
 
-def _grow(problem: Problem, states: States, where: Bools, rng: np.random.Generator) -> None:
-    """At most about one node of each job, of those ``where`` it may, gets more of the job.
+def _some_of(many: int, rng: np.random.Generator) -> Ints:
+    """Which of ``many`` rows were drawn; few of them twice."""
+    return rng.integers(0, many, rng.binomial(many, _CHANCE))
 
-    In some members it is one of every job, in others of a few: where there are many jobs, what all
-    of them grow by is taken from the last ones. ``where`` may be alike for all jobs.
+
+def _grow(problem: Problem, states: States, where: list[Ints], rng: np.random.Generator) -> None:
+    """More of the job on the node, at most all that it has."""
+    cells, flat = np.concatenate(where), states.reshape(-1)
+    old = flat.take(cells)
+    more = problem.capacity.take(cells // (states.shape[1] * states.shape[2])) - old + 1
+    grown = rng.random(len(cells), dtype=np.float32) * np.maximum(more, 1)
+    flat[cells] = old + grown.astype(np.int16)
+
+
+def _boldness(members: int, rng: np.random.Generator) -> Floats:
+    """How many of the jobs grow in each member: of some all of them do, of others a few.
+
+    Where there are many jobs, what all of them grow by is taken from the last ones.
     """
-    nodes, jobs, members = states.shape
-    chance = np.maximum(true_in(where), 1)
-    boldness = rng.random(members) ** _TIMIDITY
-    below = (boldness * _DRAWS / chance).astype(np.uint16)
-    # Chance goes from job to job.
-    grows = _draws(rng, (jobs, nodes, members)) < below[:, None, :]
-    grows &= where.transpose(1, 0, 2)
-    cells = _job_by_job(nodes, jobs, members)[grows.ravel().nonzero()[0]]
-    flat = states.reshape(-1)
-    old = flat[cells]
-    more = np.maximum(problem.capacity[cells // (jobs * members)] - old + 1, 1)
-    flat[cells] = old + (rng.random(len(cells)) * more).astype(np.int16)
+    return rng.random(members) ** _TIMIDITY
 
 
-@lru_cache(maxsize=16)
-def _job_by_job(nodes: int, jobs: int, members: int) -> Ints:
-    """Where in a population lies what comes first, second and so on, job by job."""
-    places = np.arange(nodes * jobs * members).reshape(nodes, jobs, members)
-    return places.transpose(1, 0, 2).ravel()
+def _anywhere(problem: Problem, free: Bools, jobs: int, rng: np.random.Generator) -> Ints:
+    """About one of the ``free`` nodes for each job that grows."""
+    nodes, members = free.shape
+    there = free.T.ravel().nonzero()[0]  # member by member
+    chance = np.bincount(there // nodes, minlength=members)
+    many = rng.poisson(_boldness(members, rng) * jobs)
+    many[chance == 0] = 0
+    member = np.repeat(np.arange(members), many)
+    job = rng.integers(0, jobs, len(member))
+    tries = 1 if problem.everywhere else _TRIES
+    rank = (rng.random((tries, len(member))) * chance.take(member)).astype(np.int64)
+    rank += (np.cumsum(chance) - chance).take(member)
+    node = there.take(rank) % nodes
+    cells: Ints = (node * jobs + job) * members + member
+    first: Ints = cells[0]
+    if problem.everywhere:
+        return first
+    may = problem.allowed[job, node]
+    found: Ints = cells[np.argmax(may, axis=0), np.arange(len(member))][may.any(axis=0)]
+    return found
 
 
-def _draws(rng: np.random.Generator, shape: tuple[int, int, int]) -> NDArray[np.uint16]:
-    """Numbers from 0 to 65535, two of each that the generator makes."""
-    many = shape[0] * shape[1] * shape[2]
-    pairs = rng.integers(0, 1 << 32, (many + 1) // 2, dtype=np.uint32)
-    return pairs.astype("<u4", copy=False).view("<u2")[:many].reshape(shape)
+def _where_they_are(own: Bools, rng: np.random.Generator) -> Ints:
+    """About one of its ``own`` nodes for each job that grows."""
+    _, jobs, members = own.shape
+    cells: Ints = own.ravel().nonzero()[0]
+    rows = cells % (jobs * members)
+    below = (_boldness(members, rng) / np.maximum(true_in(own), 1)).astype(np.float32)
+    grows = rng.random(len(cells), dtype=np.float32) < below.ravel().take(rows)
+    found: Ints = cells[grows]
+    return found

@@ -27,7 +27,7 @@ from slurm_synergy.core.model import (
     Snapshot,
 )
 from slurm_synergy.core.node_parts import NodeParts
-from slurm_synergy.core.one_speed import OneSpeed, relative
+from slurm_synergy.core.one_speed import OneSpeed, Reach, relative
 from slurm_synergy.core.populations import Memory, Past
 from slurm_synergy.core.snapshot import held
 from slurm_synergy.policies.pollux_grants import Granting, pace
@@ -58,7 +58,7 @@ class Pollux:
     restart_s: float = 30.0
     population: int = 100
     generations: int = 100
-    patience: int = 25
+    patience: int = 12
     part_gpus: int = 4
     most_nodes: int = 16
     avoid_interference: bool = True
@@ -137,9 +137,12 @@ class _Board:
         jobs, policy, parts = self.jobs, self._policy, self.parts
         total, size = parts.gpus, int(parts.capacity.max(initial=1))
         fair = max(total // max(len(jobs), 1), 1)
-        rates = [self._speed.rates(status, size, total) for status in jobs]
         shape = (len(jobs), 2, total + 1)
         now = [held(status) for status in jobs]
+        most = [scale_limit(status) for status in jobs]
+        upto = [max(own, one.gpus if one else 0) for own, one in zip(most, now, strict=True)]
+        reach = [Reach(most=one, fair=fair, size=size, total=total) for one in upto]
+        rates = self._speed.rates(list(zip(jobs, reach, strict=True)))
         mine = [
             one if one is not None and objection(status, one) is None else None
             for status, one in zip(jobs, now, strict=True)
@@ -150,7 +153,7 @@ class _Board:
             discounts=self._discounts(snapshot.now_s),
             current=parts.shares(mine),
             least=np.array([status.job.least_gpus for status in jobs], dtype=np.int64),
-            most=np.array([scale_limit(status) for status in jobs], dtype=np.int64),
+            most=np.array(most, dtype=np.int64),
             allowed=parts.allowed(jobs),
             even=np.array(
                 [one.job.elasticity is not _RIGID or one.job.nodes is not None for one in jobs],

@@ -100,7 +100,7 @@ class Settings(_Model):
     quantum_s: _Positive = 360.0
     fills: bool = True
     generations: _Count = 100
-    patience: _Count = 25
+    patience: _Count = 12
     avoid_interference: bool = True
     mixes: bool = False
     power: Annotated[float, Field(ge=-10, le=10)] | None = None

@@ -225,11 +225,22 @@ def test_rows_grow_only_where_there_is_room_and_where_they_may() -> None:
     given = problem(
         nodes=3, current=now, allowed=np.array([[True, True, True], [True, True, False]])
     )
-    made = mutate(given, members_of(*[now] * 400), np.random.default_rng(1))
-    assert set(made[0, 0].tolist()) == {0, 4}
+    made = mutate(given, members_of(*[now] * 4000), np.random.default_rng(1))
+    assert np.bincount(made[0, 0])[[0, 4]].sum() > 3900
     assert not made[0, 1, made[0, 0] == 4].any() and made[0, 1].any()
     assert set(made[1, 1].tolist()) == {0, 1, 2, 3, 4}
     assert made[2, 0].any() and not made[2, 1].any()
+
+
+def test_a_job_that_may_be_on_a_third_of_the_nodes_grows_nearly_as_often() -> None:
+    """Of both, about as many members have more than now, and in some of them both have."""
+    now = np.zeros((2, 6), dtype=np.int64)
+    given = problem(nodes=6, current=now, allowed=np.array([[False] * 4 + [True] * 2, [True] * 6]))
+    made = mutate(given, members_of(*[now] * 3000), np.random.default_rng(2))
+    grown = made.any(axis=0)
+    few, all_of_them = grown.sum(axis=1).tolist()
+    assert 0.8 * all_of_them < few < 1.1 * all_of_them
+    assert 400 < all_of_them < 1500 and grown.all(axis=0).any()
 
 
 def test_true_marks_are_told_row_by_row() -> None:

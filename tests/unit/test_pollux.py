@@ -33,7 +33,7 @@ from slurm_synergy.core.model import (
     Snapshot,
 )
 from slurm_synergy.core.node_parts import NodeParts
-from slurm_synergy.core.one_speed import OneSpeed, one_learner, relative
+from slurm_synergy.core.one_speed import OneSpeed, Reach, one_learner, relative
 from slurm_synergy.core.scaling import BatchSize, Scaling
 from slurm_synergy.mechanisms import MECHANISMS
 from slurm_synergy.policies import POLICIES, policy_of_plan
@@ -71,6 +71,11 @@ def planned(shot: Snapshot, policy: Pollux = POLLUX) -> Plan:
     plan = decide(shot, policy, MECHANISMS["tune"])
     check_plan(shot, plan)
     return plan
+
+
+def rates_of(shot: Snapshot, most: int = 16, fair: int = 1, size: int = 4) -> list[Any]:
+    reach = Reach(most=most, fair=fair, size=size, total=16)
+    return OneSpeed.of_snapshot(shot).rates([(status, reach) for status in shot.jobs])
 
 
 # what the search is told ----------------------------------------------------------------------
@@ -116,21 +121,37 @@ def test_a_job_that_is_split_is_as_fast_as_its_whole_copies() -> None:
     speeds = {kind: replace(one, gpus_per_replica=4) for kind, one in split.speeds.items()}
     told = known(replace(split, speeds=speeds))
     shot = snapshot(pool(), [pending(elastic(1, most=4), known(whole)), pending(elastic(2), told)])
-    first, second = (OneSpeed.of_snapshot(shot).rates(one, 8, 16) for one in shot.jobs)
+    first, second = rates_of(shot, size=8)
     assert not second[:, :4].any() and second[0, 4] == second[0, 7] == first[0, 1] > 0
     assert second[0, 8] > second[0, 7]
 
 
 def test_scaling_that_is_not_known_is_perfect() -> None:
     shot = snapshot(pool(), [pending(elastic()), pending(job(2, 2))])
-    speed = OneSpeed.of_snapshot(shot)
-    for status in shot.jobs:
-        assert speed.rates(status, 4, 16)[:, 16].tolist() == [16.0, 16.0]
+    for rates in rates_of(shot):
+        assert rates[:, 16].tolist() == [16.0, 16.0]
     status = pending(elastic(most=8), seen(4, sync_s=0.5))
-    rates = speed.rates(status, 4, 16)
+    (rates,) = rates_of(snapshot(pool(), [status]))
     assert rates[0, 4] < 4 * rates[0, 1] and rates[1, 4] < rates[0, 4]
     assert not rates[:, 9:].any()  # more than the job may have
-    assert speed.rates(status, 4, 16) is rates
+
+
+def test_speeds_are_asked_for_where_a_job_may_get_to_only() -> None:
+    """On its fair share too, by which they are measured; once as long as nothing changes."""
+    shot = snapshot(pool(), [pending(elastic(1, most=8), seen(4)), pending(elastic(2), seen(4))])
+    whole, _ = rates_of(shot)
+    near, _ = rates_of(shot, most=2, fair=6)
+    assert near[:, [1, 2, 6]].tolist() == whole[:, [1, 2, 6]].tolist()
+    assert near.any(axis=0).nonzero()[0].tolist() == [1, 2, 6]
+    # More than the job may have: the best on fewer counts, wherever that is.
+    assert rates_of(shot, most=2, fair=9)[0].tolist() == whole.tolist()
+    speed = OneSpeed.of_snapshot(shot)
+    reach = Reach(most=2, fair=2, size=4, total=16)
+    asked = [(status, reach) for status in shot.jobs]
+    first, second = asked
+    kept = speed.rates([first])[0]
+    assert speed.rates([second, first])[1] is kept
+    assert speed.rates([(first[0], replace(reach, most=3))])[0] is not kept
 
 
 # who gets what --------------------------------------------------------------------------------
