@@ -13,9 +13,28 @@ from slurm_synergy.core.goodput import CANDIDATES, NOISELESS, BatchLimits, Learn
 from slurm_synergy.core.model import Node
 from slurm_synergy.simulator.training import Training
 
-__all__ = ["Isolation"]
+__all__ = ["AloneTimes", "Isolation"]
 
 Floats = NDArray[np.float64]
+
+
+class AloneTimes:
+    """How long a job takes alone on its part of each GPU type: GPUs of the type, and seconds."""
+
+    def __init__(self, by_type: tuple[tuple[int, float], ...]) -> None:
+        self.by_type = by_type
+
+    def ratio(self, jct_s: float) -> float:
+        """``jct_s`` over the time alone, for each type, averaged over the GPUs (equation 6)."""
+        weight = sum(gpus for gpus, _ in self.by_type)
+        total = sum(gpus * jct_s / alone_s for gpus, alone_s in self.by_type)
+        return total / weight if weight else 1.0
+
+    def pooled(self, jct_s: float) -> float:
+        """``jct_s`` over the time alone averaged over the GPUs, as Sia's artifact has it."""
+        weight = sum(gpus for gpus, _ in self.by_type)
+        total_s = sum(gpus * alone_s for gpus, alone_s in self.by_type)
+        return jct_s * weight / total_s if weight else 1.0
 
 
 class Isolation:
@@ -31,14 +50,23 @@ class Isolation:
         self._known: dict[tuple[int, str, int], float] = {}
         self._noise: dict[int, Floats] = {}
 
-    def ratio(self, training: Training, jct_s: float, part: float, most_gpus: int) -> float:
-        """``jct_s`` over the time alone on ``part`` GPUs of a type, averaged over the GPUs."""
-        total = weight = 0.0
+    def alone_s(
+        self, training: Training, part: float, most_gpus: int, *, rigid: bool = False
+    ) -> AloneTimes:
+        """Times on ``part`` GPUs of each type, at most ``most_gpus``.
+
+        A rigid job has all its ``most_gpus`` or none: where its part is less it has them in turns.
+        """
+        found = []
         for kind, gpus in self._gpus.items():
-            if kind in training.application.steps and kind in training.model.local_most:
-                total += gpus * jct_s / self._alone_s(training, kind, min(part, most_gpus))
-                weight += gpus
-        return total / weight if weight else 1.0
+            if kind not in training.application.steps or kind not in training.model.local_most:
+                continue
+            if rigid:
+                alone_s = self._whole_s(training, kind, most_gpus) * max(most_gpus / part, 1.0)
+            else:
+                alone_s = self._alone_s(training, kind, min(part, most_gpus))
+            found.append((gpus, alone_s))
+        return AloneTimes(tuple(found))
 
     def _alone_s(self, training: Training, kind: str, part: float) -> float:
         """Seconds on a number of GPUs that need not be whole; on less than enough, in turns."""

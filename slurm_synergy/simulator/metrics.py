@@ -27,9 +27,9 @@ class JobResult:
     """One finished job. Times are seconds of the trace.
 
     ``run_s`` is the time in which it held GPUs, ``queue_s`` the rest of its ``jct_s``; ``speedup``
-    its running speed relative to its GPU-proportional share alone, restarts included; ``ftf`` its
-    finish-time fairness (see :func:`summarise`); ``gpu_s`` the GPU seconds that it held. ``gpus``
-    are those that it asked for.
+    its running speed relative to its GPU-proportional share alone, restarts included; ``ftf`` and
+    ``ftf_pooled`` its finish-time fairness (see :func:`summarise`); ``gpu_s`` the GPU seconds that
+    it held. ``gpus`` are those that it asked for.
     """
 
     job_id: int
@@ -46,6 +46,7 @@ class JobResult:
     speedup: float
     ftf: float
     gpu_s: float = 0.0
+    ftf_pooled: float = 1.0
 
 
 def job_results(played: Played, measured: Collection[int] = ()) -> list[JobResult]:
@@ -67,6 +68,7 @@ def _result(one: Running, total_gpus: int, isolation: Isolation) -> JobResult:
     job = one.spec.job
     jct_s = one.completed_s - one.arrived_s
     run_s = one.gpu_s / job.gpus if job.elasticity is Elasticity.RIGID else one.held_s
+    ftf, pooled = _fairness(one, jct_s, total_gpus, isolation)
     return JobResult(
         job_id=one.job_id,
         model=one.spec.model,
@@ -81,24 +83,33 @@ def _result(one: Running, total_gpus: int, isolation: Isolation) -> JobResult:
         restarts=one.restarts,
         speedup=one.spec.share_s / run_s if run_s > 0 else 1.0,
         gpu_s=one.gpu_s,
-        ftf=_fairness(one, jct_s, total_gpus, isolation),
+        ftf=ftf,
+        ftf_pooled=pooled,
     )
 
 
-def _fairness(one: Running, jct_s: float, total_gpus: int, isolation: Isolation) -> float:
-    """The job's time over that alone on its even part of the pool (Sia, equation 6).
+def _fairness(
+    one: Running, jct_s: float, total_gpus: int, isolation: Isolation
+) -> tuple[float, float]:
+    """The job's time over that alone on its even part of the pool, by type and pooled.
 
     The part is the pool's GPUs over the average number of jobs in the system during its life. With
     fewer GPUs than it asks for, a rigid job gets them in turns; more do not make it faster.
     """
     if jct_s <= 0:
-        return 1.0
-    part = total_gpus / max(one.queue_area / jct_s, 1.0)
-    if one.spec.training is not None:
-        job = one.spec.job
-        most = job.gpus if job.elasticity is Elasticity.RIGID else job.most_gpus
-        return isolation.ratio(one.spec.training, jct_s, part, most)
-    return jct_s / (one.spec.share_s * max(1.0, one.spec.job.gpus / part))
+        return 1.0, 1.0
+    part, job = total_gpus / max(one.queue_area / jct_s, 1.0), one.spec.job
+    if one.spec.training is None:
+        ratio = jct_s / (one.spec.share_s * max(1.0, job.gpus / part))
+        return ratio, ratio
+    rigid = job.elasticity is Elasticity.RIGID
+    most = job.gpus if rigid else job.most_gpus
+    alone = isolation.alone_s(one.spec.training, part, most, rigid=rigid)
+    return alone.ratio(jct_s), alone.pooled(jct_s)
+
+
+def _fair(ratios: Sequence[float]) -> dict[str, float]:
+    return {"worst": max(ratios), "unfair_fraction": sum(one > 1.0 for one in ratios) / len(ratios)}
 
 
 def percentile(values: Iterable[float], fraction: float) -> float:
@@ -113,7 +124,9 @@ def summarise(
     """The summary of architecture section 9; utilisations are what leases hold, over time.
 
     ``ftf`` is Themis' finish-time fairness: JCT over the time on the job's even part of the pool;
-    ``unfair_fraction`` the part of jobs above 1. Contention counts running and waiting jobs.
+    ``unfair_fraction`` the part of jobs above 1. Where GPU types differ it is the average of the
+    types' ratios (Sia, equation 6), and ``pooled`` the ratio to the average of the types' times, as
+    Sia's artifact has it. Contention counts running and waiting jobs.
     ``floor`` counts shares that jobs were given, and those below the GPU-proportional speed.
     """
     world, usage, floors = played.world, played.world.usage, played.world.floors
@@ -136,8 +149,8 @@ def summarise(
         "mem_util": usage.mem_mib_s / span_s / sum(total.mem_mib for total in totals),
         "contention": {"mean": usage.active_s / span_s, "max": usage.most_active},
         "ftf": {
-            "worst": max(one.ftf for one in results),
-            "unfair_fraction": sum(one.ftf > 1.0 for one in results) / count,
+            **_fair([one.ftf for one in results]),
+            "pooled": _fair([one.ftf_pooled for one in results]),
         },
         "floor": {"judged": floors.judged, "below": floors.below, "worst": floors.worst},
         "round_ms": {

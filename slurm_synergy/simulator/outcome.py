@@ -101,6 +101,10 @@ def _part(view: _View, counts: Callable[[float], bool]) -> float:
     return sum(map(counts, gains)) / len(gains) if gains else math.nan
 
 
+def _pooled(view: _View, which: str) -> float:
+    return float(view.ours.summary["ftf"].get("pooled", {}).get(which, math.nan))
+
+
 def _p99(values: Sequence[float]) -> float:
     return percentile(values, 0.99)
 
@@ -138,6 +142,15 @@ METRICS: Mapping[str, tuple[Callable[[_View], float], str]] = MappingProxyType(
         "unfair": (
             lambda view: float(view.ours.summary["ftf"]["unfair_fraction"]),
             "part of the jobs with a finish-time fairness above 1",
+        ),
+        # Results of earlier releases do not have these two.
+        "worst_ftf_pooled": (
+            lambda view: _pooled(view, "worst"),
+            "worst finish-time fairness by the average time of the GPU types",
+        ),
+        "unfair_pooled": (
+            lambda view: _pooled(view, "unfair_fraction"),
+            "part of the jobs above 1 by the average time of the GPU types",
         ),
         "avg_jct_gain": (_gain(mean), "average completion time, baseline over this"),
         "p99_jct_gain": (_gain(_p99), "p99 completion time, baseline over this"),

@@ -79,20 +79,23 @@ def training(tmp_path: Path) -> Training:
 
 
 @pytest.mark.parametrize(
-    ("part", "most", "t4_s", "rtx_s"),
+    ("part", "most", "rigid", "t4_s", "rtx_s"),
     [
-        (1.0, 4, T4_S[1], RTX_S[1]),
-        (0.5, 4, 2 * T4_S[1], 2 * RTX_S[1]),  # in turns with another job
-        (1.5, 4, (T4_S[1] + T4_S[2]) / 2, (RTX_S[1] + RTX_S[2]) / 2),
-        (2.25, 4, 0.75 * T4_S[2] + 0.25 * T4_S[3], 0.75 * RTX_S[2] + 0.25 * RTX_S[3]),
-        (12.0, 2, T4_S[2], RTX_S[2]),  # more than it may have does not count
+        (1.0, 4, False, T4_S[1], RTX_S[1]),
+        (0.5, 4, False, 2 * T4_S[1], 2 * RTX_S[1]),  # in turns with another job
+        (1.5, 4, False, (T4_S[1] + T4_S[2]) / 2, (RTX_S[1] + RTX_S[2]) / 2),
+        (2.25, 4, False, 0.75 * T4_S[2] + 0.25 * T4_S[3], 0.75 * RTX_S[2] + 0.25 * RTX_S[3]),
+        (12.0, 2, False, T4_S[2], RTX_S[2]),  # more than it may have does not count
+        (4.0, 3, True, T4_S[3], RTX_S[3]),
+        (2.0, 3, True, 1.5 * T4_S[3], 1.5 * RTX_S[3]),  # three or none
     ],
 )
 def test_the_time_alone_on_a_part_of_the_pool(
-    training: Training, part: float, most: int, t4_s: float, rtx_s: float
+    training: Training, part: float, most: int, rigid: bool, t4_s: float, rtx_s: float
 ) -> None:
-    found = Isolation(_pool()).ratio(training, 1000.0, part, most)
-    assert found == pytest.approx(_averaged(1000 / t4_s, 1000 / rtx_s), rel=5e-3)
+    found = Isolation(_pool()).alone_s(training, part, most, rigid=rigid)
+    assert found.ratio(1000.0) == pytest.approx(_averaged(1000 / t4_s, 1000 / rtx_s), rel=5e-3)
+    assert found.pooled(1000.0) == pytest.approx(1000 / _averaged(t4_s, rtx_s), rel=5e-3)
 
 
 def test_two_rigid_jobs_at_once(tmp_path: Path) -> None:
@@ -119,5 +122,8 @@ def test_two_rigid_jobs_at_once(tmp_path: Path) -> None:
     for one in (fast, slow):
         expected = _averaged(one.jct_s / T4_S[3], one.jct_s / RTX_S[3])
         assert one.ftf == pytest.approx(expected, rel=5e-3)
+        pooled = one.jct_s / _averaged(T4_S[3], RTX_S[3])
+        assert one.ftf_pooled == pytest.approx(pooled, rel=5e-3)
     assert result.summary["ftf"]["worst"] == slow.ftf
+    assert result.summary["ftf"]["pooled"]["worst"] == slow.ftf_pooled
     assert result.summary["ftf"]["unfair_fraction"] == (fast.ftf > 1) / 2 + (slow.ftf > 1) / 2

@@ -53,7 +53,7 @@ def test_json_is_the_documented_object(tmp_path: Path) -> None:
     found = json.loads(result.stdout)
     assert list(found) == KEYS
     assert list(found["contention"]) == ["mean", "max"]
-    assert list(found["ftf"]) == ["worst", "unfair_fraction"]
+    assert list(found["ftf"]) == ["worst", "unfair_fraction", "pooled"]
     assert list(found["floor"]) == ["judged", "below", "worst"]
     assert list(found["round_ms"]) == ["median", "p95"]
     assert (found["policy"], found["mechanism"], found["jobs"]) == ("srtf", "tune", 2)

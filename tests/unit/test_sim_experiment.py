@@ -313,7 +313,7 @@ def test_every_metric_is_a_number_or_unknown() -> None:
     for name in METRICS:
         if name in (
             *("cpu_util", "mem_util", "restarts_per_job", "gpu_hours", "contention"),
-            *("round_p95_ms", "worst_ftf", "unfair"),
+            *("round_p95_ms", "worst_ftf", "unfair", "worst_ftf_pooled", "unfair_pooled"),
         ):
             continue  # not in these summaries
         assert made.value(Settings(mechanism="tune"), name) is not None
