@@ -41,6 +41,8 @@ _BLOCK_BYTES = 1 << 20
 _JOBS = "\0"
 # Values that a round has more than once, or that the next one has again.
 _REPEATED = frozenset({Placement, Reason})
+# Rounds whose intents cannot be written are never ended: what they left is forgotten then.
+_MOST_VALUES = 50_000
 
 
 def encode_action(action: Action) -> dict[str, object]:
@@ -156,6 +158,8 @@ class RoundTexts:
         known = self._values.get(id(value))
         if known is None:
             known = self._values_before.get(id(value)) or (value, _dump(encode(value)))
+            if len(self._values) >= _MOST_VALUES:
+                self.end_round()
             self._values[id(value)] = known
         return known[1]
 

@@ -86,6 +86,7 @@ class CliReader:
         return self._read_jobs(partition)
 
     def _read_jobs(self, partition: str | None) -> tuple[JobFacts, ...]:
+        known = set(self._addresses)
         identities, text = self._read_both()
         records = self._records(text, identities, partition)
         if records.strangers:
@@ -101,6 +102,8 @@ class CliReader:
         if missing > max(_FEW, len(records.jobs)):
             what = f"scontrol shows no record of {counted(missing, 'job')} that squeue names"
             raise SlurmParseError(f"{what}, and of {len(records.jobs)} it does", text)
+        for job_id in known - identities.keys():
+            self._addresses.pop(job_id, None)
         return self._with_single(records)
 
     def _records(

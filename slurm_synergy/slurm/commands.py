@@ -12,11 +12,13 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from threading import Thread
+from typing import IO, Protocol, runtime_checkable
 
 from slurm_synergy.errors import SlurmCommandError, SlurmTimeout
 
@@ -113,6 +115,18 @@ class CommandResult:
         return self
 
 
+def _file_for(name: str) -> IO[bytes]:
+    """In memory: a command never waits for us to read its megabytes from a pipe.
+
+    Raises OSError.
+    """
+    try:
+        fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    except PermissionError:  # where vm.memfd_noexec is 2
+        return tempfile.TemporaryFile(buffering=0)
+    return os.fdopen(fd, "rb", buffering=0)
+
+
 def _text_of(fd: int) -> str:
     """All of a file, as text with the line breaks of text."""
     told = os.pread(fd, os.fstat(fd).st_size, 0).decode("utf-8", "surrogateescape")
@@ -144,19 +158,8 @@ class SlurmCommands:
 
     def run(self, argv: Sequence[str], *, timeout_s: float, stdin: str = "") -> CommandResult:
         """See ``CommandRunner``. The command's process group is ended when time is over."""
-        program = self._resolve(argv)
-        # A file in memory: the command never waits for us to read its megabytes from a pipe.
-        with os.fdopen(os.memfd_create(argv[0], os.MFD_CLOEXEC), "rb", buffering=0) as answer:
-            process = subprocess.Popen(
-                [program, *argv[1:]],
-                stdin=subprocess.PIPE,
-                stdout=answer,
-                stderr=subprocess.PIPE,
-                encoding="utf-8",
-                errors="surrogateescape",
-                env=self._environment(),
-                start_new_session=True,
-            )
+        process, answer = self._started(argv)
+        with answer:
             try:
                 _, stderr = process.communicate(stdin, timeout=timeout_s)
             except subprocess.TimeoutExpired:
@@ -170,10 +173,43 @@ class SlurmCommands:
 
     def begin(self, argv: Sequence[str], *, timeout_s: float) -> Callable[[], CommandResult]:
         """See ``Beside``."""
-        thread = ThreadPoolExecutor(max_workers=1)
-        begun = thread.submit(self.run, argv, timeout_s=timeout_s)
-        thread.shutdown(wait=False)  # it ends with the command
+        begun = Future[CommandResult]()
+
+        def work() -> None:
+            try:
+                begun.set_result(self.run(argv, timeout_s=timeout_s))
+            except BaseException as err:  # noqa: BLE001 (who waits for it gets it)
+                begun.set_exception(err)
+
+        try:
+            # A daemon's end does not wait for a command whose answer nobody waits for any more.
+            Thread(target=work, name=argv[0], daemon=True).start()
+        except RuntimeError:  # no more threads just now
+            return lambda: self.run(argv, timeout_s=timeout_s)
         return begun.result
+
+    def _started(self, argv: Sequence[str]) -> tuple[subprocess.Popen[str], IO[bytes]]:
+        """The process of a command, and the file that gets what it answers."""
+        program = self._resolve(argv)
+        try:
+            answer = _file_for(argv[0])
+            try:
+                process = subprocess.Popen(
+                    [program, *argv[1:]],
+                    stdin=subprocess.PIPE,
+                    stdout=answer,
+                    stderr=subprocess.PIPE,
+                    encoding="utf-8",
+                    errors="surrogateescape",
+                    env=self._environment(),
+                    start_new_session=True,
+                )
+            except BaseException:
+                answer.close()
+                raise
+        except OSError as err:  # too many open files, no memory for a process
+            raise SlurmCommandError(argv, 126, f"cannot be started: {err}", kind="other") from err
+        return process, answer
 
     def _resolve(self, argv: Sequence[str]) -> str:
         path = self.bin_dir or self.environment.get("PATH", os.defpath)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from slurm_synergy.cluster import Observation, ObservedJob, Record
 from slurm_synergy.core.model import (
-    Ceiling,
     Enforcement,
     Job,
     JobPhase,
@@ -60,14 +59,13 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Waiting:
-    """A waiting job as it was made of its facts, and of what it is not to be offered.
+    """A waiting job as it was made of its facts.
 
     ``is_free``: nothing in the facts keeps it from being planned, whatever the time.
     """
 
     facts: JobFacts
     view: JobView
-    ceilings: tuple[Ceiling, ...]
     seen: ObservedJob
     is_free: bool
 
@@ -142,12 +140,17 @@ class Observer:
     ) -> tuple[list[ObservedJob], dict[str, Resources]]:
         """The jobs to plan with, and what those that are starting will hold, by node."""
         jobs, starting, ours = [], dict[str, Resources](), dict[str, Resources]()
-        arrays, waiting = reading.arrays().waiting, self._waiting
+        arrays, waiting, view_of = reading.arrays().waiting, self._waiting, self._views.view
         for job_id, facts in reading.jobs.items():
             record = records.get(job_id)
             lease = record.lease if record is not None else None
             known = waiting.get(job_id)
-            if known is not None and known.facts is facts and lease is None:
+            if (
+                known is not None
+                and known.facts is facts
+                and lease is None
+                and known.view is view_of(facts)  # which depends on more than the facts
+            ):
                 jobs.append(self._still_waiting(known, reading.now_s, arrays))
                 continue
             waiting.pop(job_id, None)
@@ -172,17 +175,18 @@ class Observer:
     ) -> ObservedJob:
         """A waiting job whose record has not changed. Why it is blocked depends on more than it."""
         facts = known.facts
-        job_id, ceilings = facts.job_id, self._ceilings.of(facts.job_id)
-        if known.is_free and not ceilings:
+        job_id, is_bounded = facts.job_id, bool(self._ceilings.of(facts.job_id))
+        job = self._below_ceilings(known.view.job) if is_bounded else known.view.job
+        if known.is_free and not is_bounded:
             blocked = self._refusal(facts, now_s)
         else:
             blocked = self._blocked(facts, known.view, now_s)
         if arrays:
             blocked = blocked or arrays.get(job_id)
-        if blocked == known.seen.blocked and ceilings is known.ceilings:
+        if blocked == known.seen.blocked and job is known.seen.job:
             return known.seen
-        seen = replace(known.seen, blocked=blocked, job=self._below_ceilings(known.view.job))
-        self._waiting[job_id] = replace(known, seen=seen, ceilings=ceilings)
+        seen = replace(known.seen, blocked=blocked, job=job)
+        self._waiting[job_id] = replace(known, seen=seen)
         return seen
 
     def _blocked(self, facts: JobFacts, view: JobView, now_s: float) -> Reason | None:
@@ -252,7 +256,6 @@ class Observer:
             self._waiting[facts.job_id] = _Waiting(
                 facts=facts,
                 view=view,
-                ceilings=self._ceilings.of(facts.job_id),
                 seen=seen,
                 # Begin times, which pass, are all that lies ahead.
                 is_free=view.problem is None and waits_on(facts, -math.inf) is None,

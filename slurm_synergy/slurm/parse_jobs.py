@@ -16,7 +16,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from slurm_synergy.core.values import quick
 from slurm_synergy.errors import SlurmParseError
@@ -247,7 +246,8 @@ def _find_records(
         # A start within this record's own texts may be anybody's: the next start that counts is
         # one behind the owner part, and a cut that is too early costs the output path at most.
         first = _anew(start, offsets[number])
-        body = _body(text, first, identity, islice(offsets, number + 1, None))
+        later = map(offsets.__getitem__, range(number + 1, len(offsets)))
+        body = _body(text, first, identity, later)
         if body is not None:
             found.setdefault(start.job_id, []).append(body)
     return found

@@ -121,9 +121,10 @@ class PyslurmClient(CliSlurmClient):
     def _take_in(self, told: Mapping[str, Any]) -> tuple[list[JobFacts], list[int]]:
         if told["fresh"]:
             self._known.clear()
+            self._made.clear()
         for job_id in told["gone"]:
-            self._known.pop(job_id, None)
-            self._made.pop(job_id, None)
+            for memory in (self._known, self._made, self._addresses):
+                memory.pop(job_id, None)
         for job_id, shown in told["changed"].items():
             self._known[int(job_id)] = _facts_or_none(shown)
         odd = set(told["odd"])

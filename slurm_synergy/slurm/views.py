@@ -67,17 +67,25 @@ class JobViews:
     ) -> None:
         self._memory, self._profile_of = memory, profile_of
         self._access = access or Access()
-        self._views: dict[int, tuple[tuple[object, ...], JobView, JobFacts]] = {}
+        # With what each was made from; what is not known any more is None.
+        self._views: dict[int, tuple[tuple[object, ...] | None, JobView, JobFacts | None]] = {}
+        # Jobs that are to train epochs of which it is not known how long they are.
+        self._unmeasured: set[int] = set()
 
     def on(self, nodes: Iterable[NodeFacts]) -> None:
         """The pool as it is now: what GPUs a job may have depends on it."""
         access = self._access.on(nodes)
         if access is not self._access:
-            self._access, self._views = access, {}
+            self._access = access
+            self._views = {
+                job_id: (None, view, None) for job_id, (_, view, _) in self._views.items()
+            }
 
     def view(self, facts: JobFacts) -> JobView:
         """The view of a record; a record that cannot be read has a ``problem``, never an error."""
         known = self._views.get(facts.job_id)
+        if known is not None and facts.job_id in self._unmeasured and self._is_measured(known[1]):
+            known = (None, known[1], None)
         if known is not None and known[2] is facts:
             return known[1]
         key = (
@@ -85,14 +93,23 @@ class JobViews:
             # The last member of an array takes the record over that stood for the waiting ones.
             facts.array_task_id,
         )
-        if known is not None and known[0] == key:
+        if known is not None and known[0] == key and known[1].problem is None:
             self._views[facts.job_id] = (key, known[1], facts)
             return known[1]
         view = self._make_view(facts)
-        self._views[facts.job_id] = (key, view, facts)
-        if view.problem:
+        if known is not None and known[1] == view:
+            view = known[1]  # by which others know that nothing has changed
+        elif view.problem:
             _LOG.warning("job %d: %s", facts.job_id, view.problem.text)
+        self._views[facts.job_id] = (key, view, facts)
+        lacks = view.hints.epochs is not None and view.job.total_samples is None
+        (self._unmeasured.add if lacks else self._unmeasured.discard)(facts.job_id)
         return view
+
+    def _is_measured(self, view: JobView) -> bool:
+        """Whether it is known now how long the job's epochs are."""
+        profile = self._profile_of(view.hints.profile) if view.hints.profile else None
+        return profile is not None and profile.pipeline is not None
 
     def _make_view(self, facts: JobFacts) -> JobView:
         memory = self._remembered(facts)
@@ -107,7 +124,8 @@ class JobViews:
             if request is None:
                 shape = memory.get("shape")
                 if not isinstance(shape, Mapping):
-                    request = request_of_record(facts)
+                    request = request_of_record(facts)  # its owner has put it right since
+                    self._memory.update_request(facts.job_id, {"shape": request.to_json()})
                 else:
                     request = Request.from_json(shape)
             job, hints = build_job(facts, request, self._profile_of)
@@ -179,6 +197,7 @@ class JobViews:
         """Drop the views of jobs that are not in ``known``."""
         for job_id in self._views.keys() - known:
             del self._views[job_id]
+        self._unmeasured &= known
 
 
 def _at_first_sight(facts: JobFacts) -> Mapping[str, object]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from builders import scaling
 from slurm_world import World, make_world, world
 
 from slurm_synergy.core.explain import explain, in_words
-from slurm_synergy.core.model import Profile, ReasonCode
+from slurm_synergy.core.model import Placement, Profile, ReasonCode
+from slurm_synergy.core.resources import Resources
 from slurm_synergy.slurm.accounting import AccountingFacts, Asker
 from slurm_synergy.slurm.facts import Hold, JobState
 from slurm_synergy.slurm.limits import obstacle_of
@@ -268,3 +270,18 @@ def test_limits_of_accounts_above_concern_a_job_and_those_beside_do_not() -> Non
     ).gpus_left(Asker(uid=1000, account="lab", qos="high"), "v100")
     theirs = [bounds[at] for at in (2, 4, 6)]
     assert found == {bound: 5.0 for bound in bounds if bound not in theirs}
+
+
+def test_of_a_kind_of_gpu_that_comes_into_the_pool_all_sizes_are_offered(world: World) -> None:
+    job_id = world.slurm.submit(gpus=1, kind="", comment="synergy:elastic=scale,max_gpus=8")
+    for kind, kinds in (("a100", ("a100",)), ("t4", ("a100", "t4"))):
+        node = replace(world.slurm.nodes["v100-1"], name=kind, gpus={kind: 8})
+        world.slurm.nodes[kind] = node
+        if kind == "a100":
+            assert world.seen(job_id).job.gpu_types == ()
+            there = (("v100-1", Resources(gpus=1, cpus=1, mem_mib=1)),)
+            smallest = Placement(job_id=job_id, gpu_type="v100", shares=there)
+            obstacle, facts = obstacle_of(GROUP), world.slurm.jobs[job_id]
+            assert obstacle is not None
+            world.cluster._follower.ceilings.add(facts, smallest, obstacle, "too large", 1000.0)
+        assert world.seen(job_id).job.gpu_types == kinds

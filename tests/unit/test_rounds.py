@@ -207,6 +207,16 @@ def test_a_line_is_the_same_whether_texts_are_taken_over_or_not() -> None:
             )
 
 
+def test_what_rounds_leave_that_never_end_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where intents cannot be written: a full disk."""
+    monkeypatch.setattr(rounds, "_MOST_VALUES", 3)
+    texts = RoundTexts()
+    several = [Reason(code=ReasonCode.NO_GPUS, text=str(number)) for number in range(20)]
+    for _ in range(2):
+        assert [json.loads(texts.of(one)) for one in several] == list(map(encode, several))
+    assert len(texts._values) + len(texts._values_before) <= 6
+
+
 def test_a_job_that_has_not_changed_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     first, texts = played(1)[0], RoundTexts()
     round_as_line(first, texts)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -215,6 +218,21 @@ def test_a_missing_command_says_where_it_was_looked_for() -> None:
     assert caught.value.kind == "not_installed"
 
 
+def test_a_command_runs_without_files_in_memory_and_tells_when_it_cannot_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: object, **__: object) -> int:
+        raise PermissionError(13, "noexec")
+
+    monkeypatch.setattr(os, "memfd_create", refused)
+    assert SlurmCommands().run(("echo", "a"), timeout_s=20).stdout == "a\n"
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    open_before = os.listdir("/proc/self/fd")
+    with pytest.raises(SlurmCommandError, match=r"cannot be started: .*noexec"):
+        SlurmCommands().run(("echo", "a"), timeout_s=20)
+    assert os.listdir("/proc/self/fd") == open_before
+
+
 def test_bytes_that_are_not_utf8_survive() -> None:
     code = "import os,sys; os.write(1, b'\\xff='); sys.stdout.write(sys.stdin.read())"
     done = SlurmCommands().run((sys.executable, "-c", code), timeout_s=20, stdin="é\udcfe")
@@ -260,6 +278,14 @@ def test_what_was_begun_before_squeue_had_to_be_repeated_is_no_reading_of_now() 
     ]
 
 
+def test_what_members_of_arrays_are_called_is_forgotten_with_them() -> None:
+    client = client_of(
+        FakeRunner(lambda argv: (0, "No jobs in the system\n" * ("show" in argv), ""))
+    )
+    client._addresses.update({8: "7_1", 9: "7_2"})
+    assert client.read_queue() == () and client._addresses == {}
+
+
 def test_a_begun_command_that_missed_the_controller_is_repeated() -> None:
     shown: list[Answer] = [(1, "", DOWN), (0, "No jobs in the system\n", "")]
 
@@ -283,6 +309,8 @@ def test_commands_that_are_begun_run_beside_each_other_and_megabytes_come_whole(
         one, other = (str(Path(place) / name) for name in "ab")
         program = Path(sys.executable).name
         begun = commands.begin((program, "-c", script, one, other), timeout_s=90)
+        # Nobody who ends waits for it.
+        assert [each.daemon for each in threading.enumerate() if each.name == program] == [True]
         found = commands.run((program, "-c", script, other, one), timeout_s=90)
         assert found.check().stdout == begun().check().stdout == "a\n" * 500_000
     with pytest.raises(SlurmCommandError, match="not in"):

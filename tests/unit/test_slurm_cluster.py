@@ -13,7 +13,14 @@ from slurm_world import MakeWorld, World, make_world, world
 
 from slurm_synergy.cluster import Resize, Start
 from slurm_synergy.core.catalogue import CATALOGUE
-from slurm_synergy.core.model import Elasticity, Enforcement, JobPhase, Reason, ReasonCode
+from slurm_synergy.core.model import (
+    Elasticity,
+    Enforcement,
+    JobPhase,
+    Profile,
+    Reason,
+    ReasonCode,
+)
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.errors import ClusterError, ConfigError, SlurmCommandError
 from slurm_synergy.mechanisms import MECHANISMS
@@ -573,6 +580,48 @@ def test_a_waiting_job_and_a_node_of_which_nothing_has_changed_stay_the_same_obj
     world.slurm.foreign["v100-1"] = 1
     capacity = {node.name: node.capacity.gpus for node in world.cluster.look().nodes}
     assert capacity == {"v100-1": 0, "v100-2": 8}
+
+
+def test_a_pool_that_gets_another_kind_of_gpu_is_looked_at_anew(world: World) -> None:
+    closed = replace(world.slurm.read_partition("synergy"), allow_accounts=("vision",))
+    views = world.cluster._views
+    views._access = replace(views._access, by_type={"a100": closed})
+    waiting = world.slurm.submit(kind="", account="nlp")
+    running = world.slurm.submit(comment="synergy:grace_s=7")
+    before = world.seen(waiting)
+    assert before.job.gpu_types == ()
+    world.seen(running)
+    new = replace(world.slurm.nodes["v100-1"], name="a100-1", gpus={"a100": 8})
+    world.slurm.nodes["a100-1"] = new
+    views.on(world.slurm.read_nodes())
+    assert world.cluster.grace_s(running) == 7.0, "as known before, until it is looked at again"
+    job = world.seen(waiting).job
+    assert job.gpu_types == ("v100",), "no a100 for that account"
+    del world.slurm.nodes["a100-1"]
+    assert world.seen(waiting).job == before.job
+
+
+def test_what_a_view_lacked_is_taken_in_when_it_comes(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    job_id = world.slurm.submit(comment="synergy:epochs=2,profile=mine")
+    first = world.seen(job_id)
+    assert first.job.total_samples is None and world.seen(job_id) is first
+    assert world.ledger is not None
+    pipeline = CATALOGUE["resnet18-imagenet"].pipeline
+    assert pipeline is not None
+    world.ledger.save_profile(Profile(key="mine", pipeline=pipeline))
+    assert world.seen(job_id).job.total_samples == 2.0 * pipeline.samples_per_epoch
+    wrong = world.slurm.submit(gpu_form=GpuForm.PER_JOB, marked=False)
+    for reason in ("Priority", "Resources"):
+        world.slurm.change(wrong, reason=reason)
+        assert world.seen(wrong).blocked is not None
+    assert caplog.text.count(f"job {wrong}: ") == 1
+    world.slurm.change(wrong, gpu_form=GpuForm.PER_NODE)
+    assert world.seen(wrong).blocked is None
+    world.slurm.change(wrong, gpus_asked={"v100": 8})
+    world.boot()
+    assert world.seen(wrong).job.gpus == 4, "as its owner corrected it"
 
 
 def test_a_job_that_started_and_waits_again_is_seen_as_what_it_is(world: World) -> None:
