@@ -159,7 +159,10 @@ class JobCache:
             return  # the board's writer died inside: the last lease holds
 
     def _give_up(self, err: Exception) -> None:
-        self.close()
+        store, self._store = self._store, None
+        self._waiting.clear()
+        if store is not None:
+            store.leave()
         say(f"the data are read without a cache: {err}")
 
     def close(self) -> None:

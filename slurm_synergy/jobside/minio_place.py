@@ -165,7 +165,7 @@ def _is_of_ended_session(name: str) -> bool:
         return session.isdigit() and os.getsid(int(session)) < 0
     except ProcessLookupError:
         return True
-    except OSError:
+    except (OSError, ValueError, OverflowError):  # no name that we have given
         return False
 
 

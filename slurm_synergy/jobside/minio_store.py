@@ -381,6 +381,10 @@ class MinioStore:
             return
         self._index.replace(at, slot._replace(segment=segment, offset=offset))
 
+    def leave(self) -> None:
+        """Give the directory's lock back, and no more: other threads may be writing an item."""
+        self._place.close()
+
     def close(self) -> None:
         """Give the directory's lock back. Views that were handed out stay good."""
         self._segments.close()

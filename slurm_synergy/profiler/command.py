@@ -235,6 +235,7 @@ def _to_stderr() -> Iterator[None]:
     try:
         yield
     finally:
+        sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)
 

@@ -409,6 +409,14 @@ def test_left_overs_of_ended_sessions_are_swept_at_once(tmp_path: Path) -> None:
     assert mine.exists() and not gone.exists()
 
 
+@pytest.mark.parametrize("session", ["9" * 30, "\N{SUPERSCRIPT TWO}", ""])
+def test_what_others_put_beside_a_cache_is_in_nobodys_way(tmp_path: Path, session: str) -> None:
+    strange = tmp_path / f"synergy-cache-{os.getuid()}-session{session}"
+    strange.write_text("")
+    sweep(tmp_path / f"synergy-cache-{os.getuid()}-1")
+    assert strange.exists()
+
+
 def test_left_overs_of_killed_jobs_are_swept(tmp_path: Path) -> None:
     names = ("old", "used", "kept")
     paths = {name: tmp_path / f"synergy-cache-{os.getuid()}-{name}" for name in names}
@@ -453,6 +461,20 @@ job_cache()._give_up(OSError("broken"))
     status, out, err = finish(start(["-c", program], environment))
     assert (status, out) == (0, "b'a' 1\n") and "without a cache: broken" in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_giving_up_takes_no_file_from_a_thread_that_writes_an_item(place: Path) -> None:
+    data, cache = CachedDataset([content(0)], decode=bytes), minio_job.job_cache()
+    assert data[0] == content(0)
+    store = cache.store
+    assert store is not None
+    tail = store._segments.tail.fd
+    cache._give_up(OSError("broken"))
+    assert os.pread(tail, SIZE, 0) == content(0), "its descriptor is no other file's"
+    after = CachePlace(place)
+    assert after.alone and cache.get(b"key") is None
+    for one in (after, store._segments, store._index):
+        one.close()
 
 
 # -- files -----------------------------------------------------------------------------------------
