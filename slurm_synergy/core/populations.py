@@ -1,12 +1,15 @@
-"""What a search for shares begins with in the next round: the population that the last one left."""
+"""What a run remembers of a search for shares: the population it left, and what was decided."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from slurm_synergy.core.model import Configuration
+from slurm_synergy.core.room import GpuLayout
 
 __all__ = ["Memory", "Past"]
 
@@ -37,12 +40,14 @@ class Past:
 class Memory:
     """The last population, of one run; the next search begins with it.
 
-    A round that is decided twice begins where it began the first time.
+    A round that is decided twice begins where it began the first time. ``decided`` is what the last
+    search gave to each job, and where.
     """
 
     number: int = -1
     begun: Past | None = None
     ended: Past | None = None
+    decided: Mapping[int, tuple[Configuration, GpuLayout]] | None = None
 
     def before(self, number: int) -> Past | None:
         """What the search of the round with that number begins with."""

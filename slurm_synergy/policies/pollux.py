@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from slurm_synergy.core.elastic import (
 from slurm_synergy.core.genetic import Found, search
 from slurm_synergy.core.members import Floats, Ints, Problem, realloc_factor
 from slurm_synergy.core.model import (
+    Configuration,
     Decision,
     Elasticity,
     Snapshot,
@@ -29,8 +30,10 @@ from slurm_synergy.core.model import (
 from slurm_synergy.core.node_parts import NodeParts
 from slurm_synergy.core.one_speed import OneSpeed, Reach, relative
 from slurm_synergy.core.populations import Memory, Past
+from slurm_synergy.core.room import GpuLayout
+from slurm_synergy.core.rounds_of_time import is_renewal
 from slurm_synergy.core.snapshot import held
-from slurm_synergy.policies.pollux_grants import Granting, pace
+from slurm_synergy.policies.pollux_grants import Granting, kept, pace, wanted
 
 __all__ = ["POLLUX", "Pollux"]
 
@@ -50,7 +53,8 @@ class Pollux:
     ``generations``, and ends after ``patience`` of them without a fitter one, or as many as there
     are jobs if these are fewer (and at least 8). Unlike nodes are cut into parts of ``part_gpus``
     GPUs. With ``mixes`` the search believes that a job can use GPUs of several types at once, of
-    which it then gets one, as in Sia's study. ``seed`` is that of its random numbers.
+    which it then gets one, as in Sia's study. ``seed`` is that of its random numbers. What a run
+    has decided holds until its next periodic round (``by_rounds``).
     """
 
     name: str = "pollux"
@@ -64,6 +68,7 @@ class Pollux:
     avoid_interference: bool = True
     mixes: bool = False
     seed: int = 0
+    by_rounds: ClassVar[bool] = True
     memory: Memory | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -86,19 +91,42 @@ class Pollux:
         return replace(self, memory=Memory())
 
     def choose(self, snapshot: Snapshot) -> Decision:
-        """GPUs for each job that gets some."""
+        """GPUs for each job that gets some.
+
+        A run searches once in each ``round_s``, as published. In between, jobs start where the last
+        search wanted them, or new ones on free GPUs, and none is moved.
+        """
         contest = Contest.of(snapshot)
         board = _Board(snapshot, contest, self)
-        found = self._search(snapshot, board)
-        decided = Granting(snapshot, contest, board.jobs, board.parts, found.best).decision()
-        report = {
-            "status": "feasible",
-            "objective": found.fitness,
-            "generations": found.generations,
-            "jobs": len(board.jobs),
-            "parameters": self.parameters,
-        }
-        return replace(decided, solver=report)
+        decided = self._decided(snapshot)
+        if decided is not None:
+            report: dict[str, object] = {"status": "kept"}
+            chosen = kept(board.jobs, decided)
+        else:
+            found = self._search(snapshot, board)
+            report = {
+                "status": "feasible",
+                "objective": found.fitness,
+                "generations": found.generations,
+            }
+            chosen = wanted(board.jobs, board.parts, found.best)
+        granting = Granting(
+            snapshot, contest, board.jobs, board.parts, chosen, searched=decided is None
+        )
+        decision = granting.decision()
+        if decided is None and self.memory is not None:
+            there = decision.packing or {}
+            self.memory.decided = {
+                one.job_id: (one.configuration, there[one.job_id]) for one in decision.grants
+            }
+        report.update(jobs=len(board.jobs), parameters=self.parameters)
+        return replace(decision, solver=report)
+
+    def _decided(self, snapshot: Snapshot) -> Mapping[int, tuple[Configuration, GpuLayout]] | None:
+        """What holds still of what the last search gave to jobs; None when a search is due."""
+        if self.memory is None or is_renewal(snapshot.now_s, snapshot.previous_s, snapshot.round_s):
+            return None
+        return self.memory.decided
 
     def _search(self, snapshot: Snapshot, board: _Board) -> Found:
         ids = tuple(status.job.job_id for status in board.jobs)

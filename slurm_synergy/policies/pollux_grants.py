@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slurm_synergy.core.batching import with_batches
-from slurm_synergy.core.columns import suits
+from slurm_synergy.core.columns import scale_limit, suits
 from slurm_synergy.core.configurations import Capacities, tally
 from slurm_synergy.core.contest import Contest, arrival
 from slurm_synergy.core.elastic import as_granted, configuration_of, gpus_per_replica, objection
@@ -31,7 +31,7 @@ from slurm_synergy.core.packing import Request, Requests, layout_of, parts_of
 from slurm_synergy.core.room import GpuLayout, Room
 from slurm_synergy.core.snapshot import held
 
-__all__ = ["Granting", "Wanted", "pace", "shaped"]
+__all__ = ["Granting", "Wanted", "kept", "pace", "shaped", "wanted"]
 
 Ints = NDArray[np.int64]
 
@@ -47,8 +47,44 @@ class Wanted:
     layout: GpuLayout | None = None
 
 
+def wanted(jobs: Sequence[JobStatus], parts: NodeParts, division: Ints) -> list[Wanted]:
+    """What the rows of a ``division`` ``(J, N)`` mean: each job's GPUs of each of the ``parts``."""
+    found = []
+    for row, status in enumerate(jobs):
+        there = parts.by_node(division[row])
+        one = shaped(status, there) if there else None
+        if one is not None:
+            found.append(one)
+    return _batched(found)
+
+
+def kept(
+    jobs: Sequence[JobStatus], decided: Mapping[int, tuple[Configuration, GpuLayout]]
+) -> list[Wanted]:
+    """What jobs hold, and for those that hold nothing what was ``decided`` for them before."""
+    found = []
+    for status in jobs:
+        now, later = held(status), decided.get(status.job.job_id)
+        if now is not None and objection(status, now) is None:
+            one = _as_held(status, now)
+            found.append(Wanted(status=status, configuration=one, layout=layout_of(now)))
+        elif now is None and later is not None:
+            found.append(Wanted(status=status, configuration=later[0], layout=later[1]))
+    return _batched(found)
+
+
+def _batched(found: Sequence[Wanted]) -> list[Wanted]:
+    batched = with_batches([(one.status, one.configuration) for one in found])
+    pairs = zip(found, batched, strict=True)
+    return [replace(one, configuration=configuration) for one, configuration in pairs]
+
+
 class Granting:
-    """From the best division that was found to grants that certainly fit together."""
+    """From what jobs are wanted to have to grants that certainly fit together.
+
+    What does not fit where it was wanted is put elsewhere, and GPUs that are left are given to jobs
+    that have none. ``searched`` tells whether it is a search that wants this.
+    """
 
     def __init__(
         self,
@@ -56,16 +92,18 @@ class Granting:
         contest: Contest,
         jobs: Sequence[JobStatus],
         parts: NodeParts,
-        division: Ints,
+        chosen: Sequence[Wanted],
+        *,
+        searched: bool = True,
     ) -> None:
-        """``division`` ``(J, N)``: how many GPUs of each of the ``parts`` each of ``jobs`` has."""
         self._snapshot, self._contest = snapshot, contest
         self._jobs, self._parts = jobs, parts
         self._requests = Requests.of_snapshot(snapshot)
         self._room = Room(self._requests.pool)
         self._granted: list[tuple[JobStatus, Grant]] = []
         self._layouts: dict[int, GpuLayout] = {}
-        self._chosen = self._wanted(division)
+        self._chosen = sorted(chosen, key=lambda one: (not _stays(one), arrival(one.status)))
+        self._searched = searched
 
     def decision(self) -> Decision:
         """The policy's word."""
@@ -75,7 +113,6 @@ class Granting:
                 configuration = _as_held(status, now)
                 self._put(status, configuration, self._request(status, configuration), now)
         later: list[Wanted] = []
-        self._chosen.sort(key=lambda one: (not _stays(one), arrival(one.status)))
         for one in self._chosen:
             request = self._request(one.status, one.configuration)
             layout = one.layout
@@ -92,18 +129,6 @@ class Granting:
             waiting=self._waiting(),
             packing=self._layouts,
         )
-
-    def _wanted(self, division: Ints) -> list[Wanted]:
-        """What the rows of the division mean."""
-        found = []
-        for row, status in enumerate(self._jobs):
-            parts = self._parts.by_node(division[row])
-            one = shaped(status, parts) if parts else None
-            if one is not None:
-                found.append(one)
-        batched = with_batches([(one.status, one.configuration) for one in found])
-        pairs = zip(found, batched, strict=True)
-        return [replace(one, configuration=configuration) for one, configuration in pairs]
 
     # placing ---------------------------------------------------------------------------------
 
@@ -158,7 +183,11 @@ class Granting:
                     break
 
     def _modest(self, status: JobStatus) -> Iterator[Configuration]:
-        """What the job holds, then the least that it may have on each type, the fastest first."""
+        """What the job holds, then the least that it may have on each type, the fastest first.
+
+        Between searches it gets its fair part of the GPUs if there is that on one node, as far as a
+        search might let it have so many: the next search need not move it then.
+        """
         job, now = status.job, held(status)
         if job.elasticity is _RIGID:
             yield job.configuration
@@ -168,14 +197,22 @@ class Granting:
             if one is not None:
                 yield one
         kinds = sorted(self._parts.kinds, key=lambda kind: pace(status, kind))
-        for kind in kinds:
-            if job.gpu_types and kind not in job.gpu_types:
-                continue
-            unit = gpus_per_replica(job, status.profile.scaling, kind)
-            gpus = -(-job.least_gpus // unit) * unit
-            if gpus <= job.most_on(kind):
-                plain = Configuration(gpus=gpus, nodes=1, gpu_type=kind)
-                yield with_batches([(status, plain)])[0]
+        may = [one for one in kinds if not job.gpu_types or one in job.gpu_types]
+        for least in self._sizes(status):
+            for kind in may:
+                unit = gpus_per_replica(job, status.profile.scaling, kind)
+                gpus = -(-least // unit) * unit
+                if gpus <= job.most_on(kind):
+                    plain = Configuration(gpus=gpus, nodes=1, gpu_type=kind)
+                    yield with_batches([(status, plain)])[0]
+
+    def _sizes(self, status: JobStatus) -> tuple[int, ...]:
+        least = status.job.least_gpus
+        if self._searched:
+            return (least,)
+        fair = self._parts.gpus // max(len(self._jobs), 1)
+        more = min(scale_limit(status), fair, int(self._parts.capacity.max(initial=1)))
+        return (more, least) if more > least else (least,)
 
     # words -----------------------------------------------------------------------------------
 

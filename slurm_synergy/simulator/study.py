@@ -100,7 +100,7 @@ def run_study(study: Study) -> StudyResult:
         costs=study.costs,
         event_delay_s=study.event_delay_s,
         measured=study.measured,
-        quantum_s=getattr(study.policy, "quantum_s", math.inf),
+        quantum_s=_quantum_s(study),
         stopwatch=study.stopwatch,
     )
     played = (play if study.semantics is Semantics.EXACT else play_rounds)(outline)
@@ -115,6 +115,13 @@ def run_study(study: Study) -> StudyResult:
     return StudyResult(
         summary=summary, jobs=tuple(results), played=played, assumptions=trace.assumptions
     )
+
+
+def _quantum_s(study: Study) -> float:
+    """How long the policy's grants hold: its own quantum, or until the next periodic round."""
+    if getattr(study.policy, "by_rounds", False):
+        return study.round_s
+    return getattr(study.policy, "quantum_s", math.inf)
 
 
 def _check_measured(study: Study) -> None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from slurm_synergy.core.decide import Policy
+from slurm_synergy.core.genetic import Found
+from slurm_synergy.core.model import Snapshot
 from slurm_synergy.linear import maximise
 from slurm_synergy.mechanisms import MECHANISMS
 from slurm_synergy.policies import POLICIES
+from slurm_synergy.policies.pollux import POLLUX, Pollux
 from slurm_synergy.simulator.measured import Application, StepTable, read_application
 from slurm_synergy.simulator.pool import make_nodes
 from slurm_synergy.simulator.sia_models import SIA_MODELS
@@ -28,7 +34,7 @@ GOLDEN = {
 }
 
 
-def small(policy: str) -> StudyResult:
+def small(policy: Policy) -> StudyResult:
     """A dozen jobs of ten minutes to an hour, on two nodes that cannot hold them all."""
     nodes = make_nodes(name="n", count=2, gpu_type="v100", gpus=4, cpus=12, mem_gib=250)
     jobs = tuple(
@@ -45,7 +51,7 @@ def small(policy: str) -> StudyResult:
         Study(
             nodes=tuple(nodes),
             trace=Trace(jobs=jobs),
-            policy=POLICIES[policy],
+            policy=policy,
             mechanism=MECHANISMS["proportional"],
             round_s=360.0,
         )
@@ -54,11 +60,28 @@ def small(policy: str) -> StudyResult:
 
 @pytest.mark.parametrize("policy", sorted(GOLDEN))
 def test_a_small_trace_is_played_as_ever(policy: str) -> None:
-    result = small(policy)
+    result = small(POLICIES[policy])
     summary = result.summary
     longest_h = max(one.jct_s for one in result.jobs) / 3600
     found = (summary["avg_jct_s"] / 3600, longest_h, summary["restarts_per_job"])
     assert found == pytest.approx(GOLDEN[policy], rel=0.02), found
+
+
+def test_pollux_searches_once_a_round_and_not_when_jobs_come_or_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searched: list[float] = []
+    before = Pollux._search
+
+    def noted(self: Pollux, snapshot: Snapshot, board: Any) -> Found:
+        searched.append(snapshot.now_s)
+        return before(self, snapshot, board)
+
+    monkeypatch.setattr(Pollux, "_search", noted)
+    result = small(replace(POLLUX, population=10, generations=3))
+    rounds = [moment.time_s for moment in result.played.moments]
+    assert searched[:9] == [240.0, *(360.0 * at for at in range(1, 9))]
+    assert len({at_s // 360 for at_s in searched}) == len(searched) < len(rounds)
 
 
 def made(sync_s: float) -> Application:

@@ -25,6 +25,7 @@ from slurm_synergy.core.decide import begun, check_plan, decide
 from slurm_synergy.core.model import (
     Configuration,
     Decision,
+    Grant,
     JobPhase,
     Node,
     Plan,
@@ -34,6 +35,7 @@ from slurm_synergy.core.model import (
 )
 from slurm_synergy.core.node_parts import NodeParts
 from slurm_synergy.core.one_speed import OneSpeed, Reach, one_learner, relative
+from slurm_synergy.core.room import GpuLayout
 from slurm_synergy.core.scaling import BatchSize, Scaling
 from slurm_synergy.mechanisms import MECHANISMS
 from slurm_synergy.policies import POLICIES, policy_of_plan
@@ -299,6 +301,47 @@ def test_later_rounds_of_a_run_search_on() -> None:
     assert found == sorted(found)
     cold = _worth(policy, replace(snapshot(pool(), jobs), round=7))
     assert found[-1] > cold
+
+
+def running_as(grant: Grant, layout: GpuLayout) -> Any:
+    """A job that has what it was granted."""
+    kind, there = layout
+    shares: Any = {name: res(gpus, 4 * gpus, 60 * GIB * gpus) for name, gpus in there}
+    where = replace(placement(grant.job_id, kind, **shares), batch=grant.configuration.batch)
+    return running(elastic(grant.job_id), where, seen(grant.configuration.gpus))
+
+
+def test_between_its_searches_a_run_starts_what_was_decided_and_moves_nobody() -> None:
+    waiting = [pending(elastic(at), seen(4)) for at in (1, 2, 3)]
+    policy = replace(POLLUX, population=10, generations=2).begun()
+    first = policy.choose(snapshot(pool(), waiting))
+    one, *_ = first.grants
+    there = first.packing or {}
+    # The first one runs, though it could be on more; the second one is gone; others arrive.
+    new = [pending(elastic(at), seen(1)) for at in (4, 5)]
+    jobs = [running_as(one, there[1]), waiting[2], *new]
+    later = replace(snapshot(pool(), jobs), round=2, now_s=299.0, previous_s=1.0)
+    found = policy.choose(later)
+    assert (first.solver["status"], found.solver["status"]) == ("feasible", "kept")
+    assert found.packing is not None and found.packing.items() >= {(1, there[1]), (3, there[3])}
+    assert gpus(found)[4] == gpus(found)[5] == 2, "a search would let them have no more"
+    assert found == policy.choose(later)
+    planned(later, policy)
+    # A search is due with the next multiple of a round, and always without a memory.
+    due = replace(later, round=3, now_s=300.0, previous_s=299.0)
+    assert policy.choose(due).solver["status"] == "feasible"
+    assert POLLUX.choose(later).solver["status"] == "feasible"
+
+
+def test_between_searches_a_job_whose_node_is_down_starts_elsewhere() -> None:
+    nodes, belief = pool(v100=2, a100=0), seen(1)
+    policy = replace(POLLUX, population=10, generations=2).begun()
+    first = policy.choose(snapshot(nodes, [pending(elastic(1), belief)]))
+    ((name, count),) = (first.packing or {})[1][1]
+    (other,) = {one.name for one in nodes} - {name}
+    down = [replace(one, capacity=res()) if one.name == name else one for one in nodes]
+    later = replace(snapshot(down, [pending(elastic(1), belief)]), now_s=9.0, previous_s=1.0)
+    assert policy.choose(later).packing == {1: ("v100", ((other, count),))}
 
 
 def _worth(policy: Pollux, shot: Snapshot) -> float:
