@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 from slurm_synergy.core.regrouping import pack_around, pack_at_last
 from slurm_synergy.core.request import Request, Step, Trail
@@ -17,6 +17,8 @@ Mark = tuple[int, Room]
 _STEPS_BETWEEN_MARKS = 16
 _REQUEST: Callable[[Step], Request] = itemgetter(0)
 _PARTS: Callable[[Step], Parts] = itemgetter(2)
+_JOB_ID: Callable[[Request], int] = attrgetter("job_id")
+_HELD: Callable[[Request], GpuLayout] = attrgetter("held")
 
 
 class Packer:
@@ -108,9 +110,20 @@ class Packer:
         added: list[Request] = []
         if self._anchored is not None:
             return added
-        book, trail = self._room.book, self.trail
+        book, take_if_free = self._room.book, self._room.take_if_free
+        trail, claims = self.trail, self._claims
         is_simple = self.is_plain and not self._refused and not self._is_mixed
+        stayed: list[Request] = []
         for request in requests:
+            if request.may_stay and request.job_id in claims:  # as _stay
+                if not take_if_free(request.held_parts):
+                    break
+                stayed.append(request)
+                added.append(request)
+                continue
+            if stayed:
+                self._note_staying(stayed)
+                stayed.clear()
             if request.held is not None:
                 is_simple = False
                 if not self._stay(request):
@@ -123,27 +136,45 @@ class Packer:
             elif not self._put_new(request):
                 break
             added.append(request)
+        if stayed:
+            self._note_staying(stayed)
         return added
+
+    def _note_staying(self, requests: Sequence[Request]) -> None:
+        """These jobs, which had claims, were added where they are."""
+        self._fill()
+        self.is_plain = False
+        ids = list(map(_JOB_ID, requests))
+        self._added.update(zip(ids, requests, strict=True))
+        self._layouts.update(zip(ids, map(_HELD, requests), strict=True))
+        if self._staying is not None:
+            self._staying.update(ids)
+        if len(ids) == len(self._claims):
+            self._claims.clear()
+        for job_id in ids if self._claims else ():
+            del self._claims[job_id]
 
     def _stay(self, request: Request) -> bool:
         """Add a job where it is, unless it may not stay, or somebody is there."""
-        parts = request.held_parts
-        if not (request.pinned or (request.may_stay and self._room.fits(parts))):
+        parts, held, job_id = request.held_parts, request.held, request.job_id
+        assert held is not None
+        if request.pinned:
+            self._room.take(parts)
+        elif not (request.may_stay and self._room.take_if_free(parts)):
             return False
-        claim = self._claims.pop(request.job_id, None)
+        claim = self._claims.pop(job_id, None)
         # What was claimed is taken now: nothing changes for those that avoid claims.
         if claim is None and self._unclaimed is not None:
             self._unclaimed.take(parts)
         if self._anchored is not None:
             self._anchored.take(parts)
-        self._room.take(parts)
-        assert request.held is not None
-        self._fill()
+        if self._filled < len(self.trail):
+            self._fill()
         self.is_plain = False
-        self._added[request.job_id] = request
-        self._layouts[request.job_id] = request.held
+        self._added[job_id] = request
+        self._layouts[job_id] = held
         if self._staying is not None:
-            self._staying.add(request.job_id)
+            self._staying.add(job_id)
         return True
 
     def _put_new(self, request: Request) -> bool:
@@ -176,8 +207,9 @@ class Packer:
     def packed_again(self) -> Mapping[int, GpuLayout] | None:
         """``pack_gpus`` of the added jobs, as far as it follows from how they were added.
 
-        That is where some of them keep the GPUs that they hold, and only those that hold nothing
-        were put elsewhere: these are packed anew, largest first. None where there is more to say.
+        That is where some of them keep the GPUs that they hold, and all others that may can keep
+        theirs as well, which somebody had taken for the time being: those that hold nothing are
+        packed anew, largest first. None where there is more to say.
         """
         staying = self._staying
         if not staying:
@@ -185,10 +217,11 @@ class Packer:
         movers = [request for job_id, request in self._added.items() if job_id not in staying]
         room = self._room.copy()
         for request in movers:
-            if request.held is not None:
-                return None
             room.give(parts_of(self._pool, self._layouts[request.job_id], request.need))
-        packed = pack_around(room, movers, lambda _: False)
+        for request in movers:
+            if request.may_stay and not room.take_if_free(request.held_parts):
+                return None
+        packed = pack_around(room, movers, lambda one: one.may_stay)
         return None if packed is None else {**self._layouts, **packed}
 
     def layout(self, job_id: int) -> GpuLayout | None:

@@ -27,7 +27,7 @@ from slurm_synergy.core.model import (
 from slurm_synergy.core.packer import Mark, Packer, pack_gpus
 from slurm_synergy.core.pipeline import floor_share
 from slurm_synergy.core.regrouping import largest_first
-from slurm_synergy.core.request import Request, Step, Trail, layout_of
+from slurm_synergy.core.request import NEEDS_BY, Asked, Request, Step, Trail, layout_of
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.room import GpuLayout, Need, Needs, Parts, Pool, Shape, parts_of
 from slurm_synergy.core.snapshot import held, keeps_all
@@ -48,9 +48,6 @@ __all__ = [
 Rule = Callable[[JobStatus, Node, int], Resources]
 """What a job needs on a node for a number of its GPUs, in somebody's opinion."""
 
-_Asked = tuple[Shape, Need, int]
-"""Shape, floor and reach."""
-
 _FORGOTTEN_AT_LEAST = 1000
 _MOST_SORTS = 100_000
 
@@ -58,6 +55,8 @@ _GRANT_OF: Callable[[Request], Any] = attrgetter("grant")
 _LAYOUT: Callable[[Step], GpuLayout] = itemgetter(1)
 _REQUEST = maker(Request)
 _GRANT = maker(Grant)
+# Until Python 3.12, looking up a member of an enumeration takes longer than comparing it.
+_RUNNING = JobPhase.RUNNING
 
 
 class _Lasting:
@@ -74,7 +73,7 @@ class _Lasting:
         # Of jobs that run as asked on a single node, likewise.
         self.running: dict[int, tuple[Job, Profile, Placement, Request]] = {}
         # What jobs that are alike ask for; the profile is kept so that its id stays its own.
-        self._sorts: dict[tuple[object, ...], tuple[Profile, _Asked]] = {}
+        self._sorts: dict[tuple[object, ...], tuple[Profile, Asked]] = {}
         self._reaches: dict[tuple[Shape, Need], int] = {}
         # How the last packing into empty nodes began, in the order of the policy and by size.
         self.trail: Trail = []
@@ -109,36 +108,29 @@ class _Lasting:
         known = kept is not None and kept[0] is job and kept[1] is profile
         if kept is not None and known and kept[2].made_of is not None:
             return kept[2]
-        shape, need, reach = self.asked(status)
+        asked = self.asked(status)
         made = _REQUEST(
             job_id=job.job_id,
-            shape=shape,
-            need=need,
+            alike=asked,
+            shape=asked.shape,
+            need=asked.need,
+            size=asked.size,
             held_parts=[],
-            reach=reach,
             made_of=(job, profile),
         )
         self.requests[job.job_id] = (job, profile, made)
         return made
 
-    def asked(self, status: JobStatus) -> _Asked:
+    def asked(self, status: JobStatus) -> Asked:
         """What a job asks for as the user has it."""
         job, profile = status.job, status.profile
-        key = (
-            id(profile),
-            job.gpus,
-            job.nodes,
-            job.gpu_types,
-            job.min_mem_mib_per_node,
-            job.tasks_per_node,
-            job.wrapped,
-        )
+        key = (id(profile), NEEDS_BY(job))
         found = self._sorts.get(key)
         if found is None:
             if len(self._sorts) > _MOST_SORTS:
                 self._sorts.clear()
             shape, need = (job.gpus, job.nodes, job.gpu_types), self.needs(floor_share).of(status)
-            asked = shape, need, self.reach(shape, need)
+            asked = Asked(shape, need, self.reach(shape, need))
             found = self._sorts[key] = profile, asked
         return found[1]
 
@@ -248,7 +240,7 @@ class Requests:
             if made is not None and made.made_of is not None:
                 return made
             asked = self._lasting.asked(status)
-            if made is not None and made.shape == asked[0]:
+            if made is not None and made.shape == asked.shape:
                 return made
             return self._known(status, asked)
         grant = made.grant if made is not None else None
@@ -260,14 +252,14 @@ class Requests:
         if made is not None and made.shape == shape:
             return made
         need = self._floors.of(status)
-        return self._known(status, (shape, need, self._lasting.reach(shape, need)))
+        return self._known(status, Asked(shape, need, self._lasting.reach(shape, need)))
 
     def again(self, request: Request) -> Request:
         """A request that ``of`` made in an earlier round with these nodes, of a job as it was."""
         self._made[request.job_id] = request
         return request
 
-    def _known(self, status: JobStatus, asked: _Asked) -> Request:
+    def _known(self, status: JobStatus, asked: Asked) -> Request:
         """The request of a job that asks for that; one that holds nothing may have it already."""
         job, profile = status.job, status.profile
         made = None
@@ -275,7 +267,7 @@ class Requests:
             kept = self._lasting.requests.get(job.job_id)
             if kept is not None and kept[0] is job and kept[1] is profile:
                 made = kept[2]
-            if made is None or made.shape != asked[0]:
+            if made is None or made.shape != asked.shape:
                 made = self._make(status, asked)
                 self._lasting.requests[job.job_id] = (job, profile, made)
         else:
@@ -295,12 +287,14 @@ class Requests:
     def _make_grants(self, granted: Iterable[Request]) -> None:
         made = self._lasting.configurations
         for request in granted:
-            shape = request.shape
-            if shape not in made:
-                gpus, nodes, types = shape
+            kept = request.alike.kept
+            configuration = kept.get(Configuration)
+            if configuration is None:
+                gpus, nodes, types = shape = request.shape
                 only = types[0] if len(types) == 1 else None
-                made[shape] = Configuration(gpus=gpus, nodes=nodes, gpu_type=only)
-            request.grant = _GRANT(job_id=request.job_id, configuration=made[shape])
+                new = Configuration(gpus=gpus, nodes=nodes, gpu_type=only)
+                configuration = kept[Configuration] = made.setdefault(shape, new)
+            request.grant = _GRANT(job_id=request.job_id, configuration=configuration)
 
     def of_grants(self, grants: tuple[Grant, ...]) -> Sequence[Request]:
         """The requests of which ``grants`` are the word; empty if ``grant`` did not make it."""
@@ -344,14 +338,26 @@ class Requests:
     def of_holding(self, statuses: Iterable[JobStatus]) -> dict[int, Request]:
         """``of`` by job id, for those of ``statuses`` that hold something that they may keep."""
         found: dict[int, Request] = {}
+        made, running = self._made, self._lasting.running
         for status in statuses:
-            now = held(status)
-            if now is not None:
-                job_id = status.job.job_id
-                made = None if job_id in self._made else self._on_one_node(status, now)
-                if made is None:
-                    made = self.of(status)
-                found[job_id] = self._made[job_id] = made
+            job, lease, request = status.job, status.lease, None
+            job_id = job.job_id
+            if lease is None or status.phase is not _RUNNING:
+                if held(status) is None:
+                    continue
+            elif job_id not in made:
+                now, known = lease.placement, running.get(job_id)
+                if (
+                    known is not None
+                    and known[0] is job
+                    and known[1] is status.profile
+                    and known[2] is now
+                ):
+                    request = known[3]
+                else:
+                    request = self._on_one_node(status, now)
+            found[job_id] = request or self.of(status)
+        made.update(found)
         return found
 
     def _on_one_node(self, status: JobStatus, now: Placement) -> Request | None:
@@ -361,16 +367,11 @@ class Requests:
         What it asks for is kept for the next rounds.
         """
         job, profile, pool = status.job, status.profile, self.pool
-        if status.phase is not JobPhase.RUNNING:
-            return None
-        known = self._lasting.running.get(job.job_id)
-        if known is not None and known[0] is job and known[1] is profile and known[2] is now:
-            return known[3]
         if len(now.shares) != 1 or not (job.preemptible and job.wrapped):
             return None
         ((name, share),) = now.shares
-        shape, need, reach = self._lasting.asked(status)
-        gpus, nodes, types = shape
+        asked = self._lasting.asked(status)
+        gpus, nodes, types = asked.shape
         if gpus != share.gpus or nodes not in (None, 1) or types or name not in self._usable:
             return None
         number = pool.number[name]
@@ -379,28 +380,30 @@ class Requests:
             return None
         made = _REQUEST(
             job_id=job.job_id,
-            shape=shape,
-            need=need,
+            alike=asked,
+            shape=asked.shape,
+            need=asked.need,
+            size=asked.size,
+            now=now,
             held=layout,
-            held_parts=[(number, need.at(pool.kind_of[number], gpus))],
+            held_parts=[(number, asked.need.at(pool.kind_of[number], gpus))],
             may_stay=True,
-            reach=reach,
         )
         self._lasting.running[job.job_id] = (job, profile, now, made)
         return made
 
-    def _make(self, status: JobStatus, asked: _Asked) -> Request:
-        shape, need, reach = asked
-        job = status.job
+    def _make(self, status: JobStatus, asked: Asked) -> Request:
+        shape, need, job = asked.shape, asked.need, status.job
         now = held(status)
         if now is None:
             as_asked = shape == (job.gpus, job.nodes, job.gpu_types)
             return _REQUEST(
                 job_id=job.job_id,
+                alike=asked,
                 shape=shape,
                 need=need,
+                size=asked.size,
                 held_parts=[],
-                reach=reach,
                 made_of=(job, status.profile) if as_asked else None,
             )
         layout = layout_of(now)
@@ -411,14 +414,16 @@ class Requests:
         )
         return _REQUEST(
             job_id=job.job_id,
+            alike=asked,
             shape=shape,
             need=need,
+            size=asked.size,
+            now=now,
             held=layout,
             held_parts=parts,
             may_stay=len(parts) == len(layout[1]) and _has_shape(shape, layout),
             pinned=pinned,
             frozen=frozen,
-            reach=reach,
         )
 
     def _pinned_parts(self, need: Need, now: Placement, frozen: bool) -> Parts:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
 
 from slurm_synergy.core.model import Grant, Job, Placement, Profile
 from slurm_synergy.core.room import GpuLayout, Need, Parts, Shape
 from slurm_synergy.core.values import quick
 
-__all__ = ["Request", "Step", "Trail", "layout_of"]
+__all__ = ["NEEDS_BY", "Asked", "Request", "Step", "Trail", "layout_of"]
+
+NEEDS_BY: Callable[[Job], object] = attrgetter(
+    "gpus", "nodes", "gpu_types", "min_mem_mib_per_node", "tasks_per_node", "wrapped"
+)
+"""All that tells what a job needs as the user has it, but for its profile."""
 
 Step = tuple["Request", GpuLayout, Parts]
 """A job that was added, where it was put, and what it takes there."""
@@ -17,37 +25,50 @@ Trail = list[Step]
 """How a packing of jobs that hold nothing began."""
 
 
+class Asked:
+    """What jobs that are alike ask for, the same object for all of them.
+
+    ``kept`` is for whoever computes something that
+    follows from what the jobs have in common, under a key of theirs.
+    """
+
+    __slots__ = ("kept", "need", "reach", "shape", "size")
+
+    def __init__(self, shape: Shape, need: Need, reach: int) -> None:
+        gpus, nodes, _ = shape
+        self.shape, self.need, self.reach = shape, need, reach
+        self.size = (-(gpus // (nodes or 1)), -gpus, reach)
+        self.kept: dict[object, Any] = {}
+
+
 @quick
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
     """A job as the packer sees it. Made by ``Requests``; treated as a value.
 
-    ``need`` is its floor. ``held`` is what the job holds and would like to keep, ``held_parts``
-    what it takes there, ``may_stay`` whether that still is what it asks for; ``pinned`` that it
-    keeps its GPUs in any case, ``frozen`` that it keeps its cores and memory as well. ``grant`` is
-    the word of a policy that grants just this, once there is one. ``reach`` counts the GPUs that
-    such jobs could take in the empty pool: the fewer, the harder it is to place. ``made_of`` are
-    the job and the profile of a request that is just what the user asked for. ``size``, which
-    follows from the others, sorts the largest first, and of one size those first that are the
-    hardest to place.
+    ``alike`` is shared by all jobs that are like it, with their ``shape``, their floor ``need`` and
+    their ``size``. ``now`` is what the job holds and would like to keep, ``held`` the GPUs of that,
+    ``held_parts`` what it takes there, ``may_stay`` whether that still is what it asks for;
+    ``pinned`` that it keeps its GPUs in any case, ``frozen`` that it keeps its cores and memory as
+    well. ``grant`` is the word of a policy that grants just this, once there is one. ``made_of``
+    are the job and the profile of a request that is just what the user asked for. ``size`` sorts
+    the largest first, and of one size those first of which ``reach``, the GPUs that such jobs could
+    take in the empty pool, is the smallest: they are the hardest to place.
     """
 
     job_id: int
+    alike: Asked
     shape: Shape
     need: Need
+    size: tuple[int, int, int]
+    now: Placement | None = None
     held: GpuLayout | None = None
     held_parts: Parts
     may_stay: bool = False
     pinned: bool = False
     frozen: bool = False
     grant: Grant | None = None
-    reach: int = 0
     made_of: tuple[Job, Profile] | None = None
-    size: tuple[int, int, int] = (0, 0, 0)
-
-    def __post_init__(self) -> None:
-        gpus, nodes, _ = self.shape
-        self.size = (-(gpus // (nodes or 1)), -gpus, self.reach)
 
     @property
     def gpus(self) -> int:

@@ -28,13 +28,26 @@ _ONE_AT_BEST = (None, 1)
 """Numbers of nodes that let a job be on a single one."""
 
 
+_FEW = 8
+"""The buckets are made anew where more than one of so many nodes has changed."""
+
+
 class Room:
     """What is free on each node; may go below zero for jobs that stay in any case.
 
     At first that is ``start`` by node, or all that may be used this round.
     """
 
-    __slots__ = ("_buckets", "_cpus", "_failed", "_free_of_kind", "_gpus", "_mem_mib", "pool")
+    __slots__ = (
+        "_buckets",
+        "_cpus",
+        "_failed",
+        "_free_of_kind",
+        "_gpus",
+        "_mem_mib",
+        "_stale",
+        "pool",
+    )
 
     def __init__(self, pool: Pool, start: Iterable[Amounts] | None = None) -> None:
         self.pool = pool
@@ -51,6 +64,8 @@ class Room:
             self._free_of_kind[kind] += gpus
         # By kind and number of free GPUs: (cores, MiB, number), ascending. Made when first needed.
         self._buckets: list[list[list[tuple[int, int, int]]]] | None = None
+        # By number: what nodes had that were changed since they came into their buckets.
+        self._stale: dict[int, Amounts] = {}
         # What was not found once is not found again before something is given back.
         self._failed: set[tuple[Shape, Need]] = set()
 
@@ -60,7 +75,7 @@ class Room:
         other.pool = self.pool
         other._gpus, other._cpus = self._gpus[:], self._cpus[:]
         other._mem_mib, other._free_of_kind = self._mem_mib[:], self._free_of_kind[:]
-        other._buckets = None
+        other._buckets, other._stale = None, {}
         other._failed = set()
         return other
 
@@ -97,14 +112,31 @@ class Room:
         """Book ``parts``."""
         for number, (gpus, cpus, mem_mib) in parts:
             free = self._gpus[number]
-            if free > 0 and (self._buckets is not None or free < gpus):
-                self._change(number, -gpus, -cpus, -mem_mib)
-                continue
+            if free > 0:  # else it is in no bucket, nor counted
+                if self._buckets is not None and number not in self._stale:
+                    self._stale[number] = free, self._cpus[number], self._mem_mib[number]
+                self._free_of_kind[self.pool.kind_of[number]] -= gpus if gpus < free else free
             self._gpus[number] = free - gpus
             self._cpus[number] -= cpus
             self._mem_mib[number] -= mem_mib
-            if free > 0:  # else it is in no bucket, nor counted
-                self._free_of_kind[self.pool.kind_of[number]] -= gpus
+
+    def take_if_free(self, parts: Parts) -> bool:
+        """``take`` if it ``fits``; whether it did."""
+        if len(parts) != 1:  # few jobs
+            fits = self.fits(parts)
+            if fits:
+                self.take(parts)
+            return fits
+        number, (gpus, cpus, mem_mib) = parts[0]
+        free, has_cpus, has_mib = self._gpus[number], self._cpus[number], self._mem_mib[number]
+        if free < gpus or has_cpus < cpus or has_mib < mem_mib:
+            return False
+        if self._buckets is not None and number not in self._stale:
+            self._stale[number] = free, has_cpus, has_mib
+        self._free_of_kind[self.pool.kind_of[number]] -= gpus
+        self._gpus[number], self._cpus[number] = free - gpus, has_cpus - cpus
+        self._mem_mib[number] = has_mib - mem_mib
+        return True
 
     def take_all(self, several: Iterable[Parts]) -> None:
         """Book the parts of several jobs."""
@@ -144,7 +176,7 @@ class Room:
     def _pop(self, kind: int, needs: Amounts) -> int | None:
         """``_tightest``, and what is needed taken there."""
         gpus, cpus, mem_mib = needs
-        buckets = (self._buckets or self._index())[kind]
+        buckets = self._index()[kind]
         for free in range(gpus, len(buckets)):
             bucket = buckets[free]
             if not bucket:
@@ -217,26 +249,18 @@ class Room:
         """Undo ``take``."""
         self._failed.clear()
         for number, (gpus, cpus, mem_mib) in parts:
-            self._change(number, gpus, cpus, mem_mib)
-
-    def _change(self, number: int, gpus: int, cpus: int, mem_mib: int) -> None:
-        before = self._gpus[number]
-        after = before + gpus
-        kind = self.pool.kind_of[number]
-        if self._buckets is not None:
-            buckets = self._buckets[kind]
-            entry = (self._cpus[number], self._mem_mib[number], number)
-            if before > 0:
-                bucket = buckets[before]
-                del bucket[bisect_left(bucket, entry)]
-            if after > 0:
-                insort(buckets[after], (entry[0] + cpus, entry[1] + mem_mib, number))
-        self._gpus[number] = after
-        self._cpus[number] += cpus
-        self._mem_mib[number] += mem_mib
-        self._free_of_kind[kind] += (after if after > 0 else 0) - (before if before > 0 else 0)
+            if self._buckets is not None:
+                self._stale.setdefault(number, self.free(number))
+            before = self._gpus[number]
+            after = self._gpus[number] = before + gpus
+            self._cpus[number] += cpus
+            self._mem_mib[number] += mem_mib
+            more = (after if after > 0 else 0) - (before if before > 0 else 0)
+            self._free_of_kind[self.pool.kind_of[number]] += more
 
     def _index(self) -> list[list[list[tuple[int, int, int]]]]:
+        if self._stale:
+            self._file_again()
         if self._buckets is None:
             self._buckets = [
                 [[] for _ in range(sample.total.gpus + 1)] for sample in self.pool.kinds
@@ -249,6 +273,22 @@ class Room:
                 for bucket in buckets:
                     bucket.sort()
         return self._buckets
+
+    def _file_again(self) -> None:
+        """Put those nodes into the right buckets that were changed."""
+        stale, buckets = self._stale, self._buckets
+        self._stale = {}
+        if buckets is None or len(stale) > len(self._gpus) // _FEW:
+            self._buckets = None
+            return
+        for number, (before, cpus, mem_mib) in stale.items():
+            its = buckets[self.pool.kind_of[number]]
+            if before > 0:
+                bucket = its[before]
+                del bucket[bisect_left(bucket, (cpus, mem_mib, number))]
+            after, cpus, mem_mib = self.free(number)
+            if after > 0:
+                insort(its[after], (cpus, mem_mib, number))
 
     def fitting(self, kinds: Iterable[int], need: Need, gpus: int) -> Iterator[int]:
         """Nodes with ``gpus`` free GPUs and what they need, those with the least left first.

@@ -27,6 +27,11 @@ __all__ = [
 ]
 
 
+# Until Python 3.12, looking up a member of an enumeration takes longer than comparing it.
+_ON_THE_WAY_BACK = (JobPhase.STOPPING, JobPhase.ENDING)
+_STARTING = JobPhase.STARTING
+
+
 class Stamp:
     """Names one ``Standing``; it is nothing but itself."""
 
@@ -144,9 +149,8 @@ def held(status: JobStatus) -> Placement | None:
 
     A stopping or ending job holds GPUs still, but they are on their way back.
     """
-    if status.lease is None or status.phase in (JobPhase.STOPPING, JobPhase.ENDING):
-        return None
-    return status.lease.placement
+    lease = status.lease
+    return None if lease is None or status.phase in _ON_THE_WAY_BACK else lease.placement
 
 
 def is_frozen(status: JobStatus, snapshot: Snapshot) -> bool:
@@ -161,7 +165,7 @@ def is_frozen(status: JobStatus, snapshot: Snapshot) -> bool:
 
 def keeps_all(status: JobStatus, placement: Placement, usable: Set[str]) -> bool:
     """``is_frozen`` of a job that holds ``placement``, with the names of the usable nodes."""
-    if status.phase is JobPhase.STARTING or not status.job.wrapped:
+    if status.phase is _STARTING or not status.job.wrapped:
         return True
     for name, _ in placement.shares:  # noqa: SIM110 - a generator here costs a tenth of a decision
         if name not in usable:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from slurm_synergy.core.model import JobStatus, Snapshot
+from slurm_synergy.core.model import JobStatus, Placement, Snapshot
 from slurm_synergy.core.packing import Request
 from slurm_synergy.core.pipeline import cpu_step, proportional_share
-from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.room import GpuLayout, Need, Pool
 from slurm_synergy.mechanisms.placing import Party
 
@@ -24,53 +23,74 @@ _Terms = tuple[int, int, int, int, int]
 
 
 class Claim:
-    """A row without its node; ``sort`` is for the exchange, which computes it when first needed."""
+    """A row without its node.
 
-    __slots__ = ("row", "sort")
+    ``cpus`` and ``mem_mib`` are what a job that is on this node alone gets if all its wishes are
+    met; ``sort`` is for the exchange, which computes it when first needed.
+    """
+
+    __slots__ = ("cpus", "mem_mib", "row", "sort")
 
     def __init__(self, row: Claimed) -> None:
         self.row = row
+        self.cpus, self.mem_mib = (row[3][0],), (row[3][1],)
         self.sort: Any = None
 
 
 class Claims:
     """Floor and wish of jobs on the nodes where they are; computed once for jobs that agree."""
 
-    __slots__ = ("_even", "_fixed", "_in_place", "_pool", "_terms")
+    __slots__ = ("_bound", "_even", "_fixed", "_in_place", "_pool", "_terms")
 
     def __init__(self, snapshot: Snapshot, pool: Pool, *, even: bool = True) -> None:
         self._pool, self._even = pool, even
         self._in_place = snapshot.enforcement.in_place
         self._fixed = {node.name: node for node in pool.nodes if node.fixed_shares}
         self._terms: dict[tuple[Need, Need, int, int], _Terms] = {}
+        # Claims of jobs that want more memory than they can have where they are.
+        self._bound: dict[tuple[Claim, int], Claim] = {}
 
-    def unbound(self, party: Party, layout: GpuLayout) -> tuple[int, Claim] | None:
-        """Node and claim of a job on a single node that nothing it holds binds, as in ``rows``.
+    def on_one(self, party: Party, layout: GpuLayout) -> tuple[int, Claim] | None:
+        """Node and claim of a job on a single node, as in ``rows``.
 
-        That is a new one, or one that wants no more memory than its floor. None for any other. The
-        same claim, as an object, for all jobs that agree.
+        None for one that is on several, and where more than its memory is bound by what it holds.
+        The same claim, as an object, for all jobs that agree.
         """
-        if len(layout[1]) != 1 or self._fixed:
+        parts, request, now = layout[1], party.request, party.now
+        if len(parts) != 1 or self._fixed:
             return None
-        holds = party.now is not None
-        if holds and (party.request.pinned or party.frozen or not self._in_place):
+        if now is not None and (request.pinned or party.frozen or not self._in_place):
             return None
-        ((name, gpus),) = layout[1]
+        name, gpus = parts[0]
         number = self._pool.number[name]
         kind = self._pool.kind_of[number]
-        key = (party.request.need, kind, gpus)
+        key = (request.need, kind, gpus)
         found: Claim | None = party.want.kept.get(key)
         if found is None:
             step, cpu_floor, mem_floor, cpu_want, mem_want = _terms(party, kind, gpus)
             found = Claim((gpus, step, (cpu_floor, mem_floor), (cpu_want, mem_want)))
             party.want.kept[key] = found
-        if holds and found.row[3][1] > found.row[2][1]:
-            return None
+        if now is not None and found.row[3][1] > found.row[2][1] and settles(request, layout):
+            return number, self._held_to(found, _granted_mib(party.status, name, now))
         return number, found
+
+    def _held_to(self, claim: Claim, granted_mib: int) -> Claim:
+        """The claim of a job that wants more memory than its floor, but can have no more than that.
+
+        At the least it has its floor.
+        """
+        gpus, step, floor, (cpus, mem_mib) = claim.row
+        most = max(granted_mib, floor[1])
+        if most >= mem_mib:
+            return claim
+        found = self._bound.get((claim, most))
+        if found is None:
+            found = self._bound[claim, most] = Claim((gpus, step, floor, (cpus, most)))
+        return found
 
     def rows(self, party: Party, layout: GpuLayout) -> list[Row]:
         """What a job can claim on each node of ``layout``; what a frozen one holds is both."""
-        new = self.unbound(party, layout)
+        new = self.on_one(party, layout)
         if new is not None:
             return [(new[0], *new[1].row)]
         numbers, kind_of, known = self._pool.number, self._pool.kind_of, self._terms
@@ -114,7 +134,7 @@ class Claims:
         if not self._in_place:
             cpu_want, mem_want = max(own.cpus, cpu_floor), max(own.mem_mib, mem_floor)
         elif mem_want > mem_floor:
-            mem_want = min(mem_want, max(_granted_mib(party.status, name, own), mem_floor))
+            mem_want = min(mem_want, max(_granted_mib(party.status, name, party.now), mem_floor))
         return step, cpu_floor, mem_floor, cpu_want, mem_want
 
 
@@ -146,10 +166,10 @@ def _with_cores(terms: _Terms, cpus: int) -> _Terms:
     return step, min(cpu_floor, cpus), mem_floor, cpus, mem_want
 
 
-def _granted_mib(status: JobStatus, node: str, own: Resources) -> int:
+def _granted_mib(status: JobStatus, node: str, now: Placement) -> int:
     """Memory that a running job can have in place: what the cluster granted at its start."""
     granted = status.lease.granted.get(node) if status.lease else None
-    return granted.mem_mib if granted else own.mem_mib
+    return granted.mem_mib if granted else now.on(node).mem_mib
 
 
 def settles(request: Request, layout: GpuLayout) -> bool:

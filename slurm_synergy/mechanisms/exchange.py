@@ -143,19 +143,22 @@ def _hosts(
     claims = Claims(snapshot, pool)
     for party in parties:
         layout = layouts[party.job_id]
-        new = claims.unbound(party, layout)
-        if new is not None and party.job_id in moving:
+        new = claims.on_one(party, layout)
+        if new is not None:
             number, claim = new
+            its = hosts.get(number)
+            if its is None:
+                continue
             sort = own.get(id(claim))
             if sort is None:
                 if claim.sort is None:
                     claim.sort = _sort(pool.nodes[number], party, (number, *claim.row))
                 sort = own[id(claim)] = alike.setdefault(claim.sort, claim.sort)
-            its = hosts[number]
-            its.gpus -= sort.gpus
-            its.cpus -= sort.cpus
-            its.mem_mib -= sort.mem_mib
-            its.guests.append((party.job_id, sort))
+            its.book(sort, 1)
+            if party.job_id in moving:
+                its.guests.append((party.job_id, sort))
+            else:
+                its.staying.append(sort)
             continue
         for row in claims.rows(party, layout):
             host = hosts.get(row[0])

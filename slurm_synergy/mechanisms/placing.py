@@ -19,7 +19,7 @@ from slurm_synergy.core.packing import Request, Requests, Rule
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.room import Amounts, GpuLayout, Need, Needs, Pool
 from slurm_synergy.core.scaling import BatchSize
-from slurm_synergy.core.snapshot import held, status_of
+from slurm_synergy.core.snapshot import status_of
 from slurm_synergy.core.values import maker, quick
 
 __all__ = [
@@ -79,25 +79,23 @@ def make_parties(
 
     ``alike`` tells that the rule gives the same to jobs with equal profiles.
     """
-    statuses = status_of(snapshot)
     wants = requests.needs(rule) if alike else Needs(requests.pool, rule)
     in_place = snapshot.enforcement.in_place
-    known = requests.of_grants(decision.grants)
     parties = []
-    for rank, grant in enumerate(decision.grants):
-        job_id = grant.job_id
-        status = as_granted(snapshot, statuses[job_id], grant.configuration)
-        request = known[rank] if known else requests.of(status, grant.configuration)
-        want = wants.of(status) if alike else wants.own(status)
-        known_size = want.kept.get(request.shape)
-        if known_size is None:
-            known_size = want.kept[request.shape] = _sized(request, requests.pool, want)
-        size, orders = known_size
-        now = None if request.held is None else held(status)
+    as_asked, asking = _asking(snapshot, decision, requests)
+    for rank, (status, request, batch) in enumerate(asking):
+        terms = request.alike.kept.get(rule) if as_asked and alike else None
+        if terms is None:
+            want = wants.of(status) if alike else wants.own(status)
+            terms = want, *_sized(request, requests.pool, want)
+            if as_asked and alike:
+                request.alike.kept[rule] = terms
+        want, size, orders = terms
+        now = request.now
         restarts = now is not None and not in_place
         parties.append(
             _PARTY(
-                job_id=job_id,
+                job_id=request.job_id,
                 status=status,
                 request=request,
                 rank=rank,
@@ -107,10 +105,26 @@ def make_parties(
                 now=now,
                 frozen=request.frozen,
                 restarts_to_change=restarts,
-                batch=grant.configuration.batch,
+                batch=batch,
             )
         )
     return parties
+
+
+def _asking(
+    snapshot: Snapshot, decision: Decision, requests: Requests
+) -> tuple[bool, Iterable[tuple[JobStatus, Request, BatchSize | None]]]:
+    """Each granted job as it is granted, its request and its batch; whether all are as asked."""
+    statuses, grants = status_of(snapshot), decision.grants
+    known = requests.of_grants(grants)
+    if known:
+        return True, [(statuses[request.job_id], request, None) for request in known]
+    found = []
+    for grant in grants:
+        configuration = grant.configuration
+        status = as_granted(snapshot, statuses[grant.job_id], configuration)
+        found.append((status, requests.of(status, configuration), configuration.batch))
+    return False, found
 
 
 def by_size(parties: Iterable[Party]) -> list[Party]:
@@ -130,9 +144,12 @@ def pack(
 
 def _sized(request: Request, pool: Pool, want: Need) -> tuple[Amounts, tuple[_Order, _Order]]:
     """The size of a job, and its order where it need not restart to change, and where it must."""
-    size = _size(request, pool, want)
-    less = -size[0], -size[1], -size[2]
-    return size, ((True, *less), (False, *less))
+    found: tuple[Amounts, tuple[_Order, _Order]] | None = want.kept.get(request.shape)
+    if found is None:
+        size = _size(request, pool, want)
+        less = -size[0], -size[1], -size[2]
+        found = want.kept[request.shape] = size, ((True, *less), (False, *less))
+    return found
 
 
 def _size(request: Request, pool: Pool, want: Need) -> Amounts:
@@ -179,7 +196,7 @@ def make_placements(
         if (
             now is not None
             and now.gpu_type == gpu_type
-            and now.batch == party.batch
+            and (now.batch is party.batch or now.batch == party.batch)
             and _same(now, parts, all_cpus, all_mem_mib)
         ):
             placements.append(now)
@@ -204,6 +221,15 @@ def _same(
     all_mem_mib: Sequence[int],
 ) -> bool:
     """Whether a job already holds just this, node by node."""
+    if len(parts) == 1 == len(now.shares):  # most jobs; as below, in half of the time
+        name, own = now.shares[0]
+        its, gpus = parts[0]
+        return (
+            own.cpus == all_cpus[0]
+            and own.mem_mib == all_mem_mib[0]
+            and own.gpus == gpus
+            and (name is its or name == its)
+        )
     if len(now.shares) != len(parts):
         return False
     rows = zip(now.shares, parts, all_cpus, all_mem_mib, strict=True)

@@ -67,7 +67,8 @@ class Tune:
         staying = requests.staying(asked) if decision.packing is None else None
         if staying is None:
             packed = pack(requests, decision, asked)
-            parties = [party for party in parties if packed[party.job_id] is not None]
+            if None in packed.values():
+                parties = [party for party in parties if packed[party.job_id] is not None]
             staying = settled(parties, packed)
         placed = by_size(parties)
         layouts, shared = choose_nodes(

@@ -7,6 +7,9 @@ from slurm_synergy.policies.queue import QueuePolicy, Rank
 
 __all__ = ["LAS"]
 
+# Until Python 3.12, looking up a member of an enumeration takes longer than comparing it.
+_RUNNING = JobPhase.RUNNING
+
 
 def _service_gpu_s(status: JobStatus) -> float:
     """Attained service (GPU-seconds); for a running job less what its restart would cost.
@@ -14,8 +17,9 @@ def _service_gpu_s(status: JobStatus) -> float:
     So two jobs of equal service do not change places before the gain is worth a restart.
     """
     service_gpu_s = status.attained_service_gpu_s
-    if status.phase is JobPhase.RUNNING:
-        return max(service_gpu_s - status.profile.restart_s * status.job.gpus, 0.0)
+    if status.phase is _RUNNING:
+        less_gpu_s = service_gpu_s - status.profile.restart_s * status.job.gpus
+        return less_gpu_s if less_gpu_s > 0.0 else 0.0
     return service_gpu_s
 
 

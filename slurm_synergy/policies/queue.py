@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import cast
+
+import numpy as np
 
 from slurm_synergy.core.model import (
     Decision,
@@ -22,6 +23,7 @@ from slurm_synergy.core.model import (
     Snapshot,
 )
 from slurm_synergy.core.packing import Packer, Request, Requests
+from slurm_synergy.core.request import NEEDS_BY
 from slurm_synergy.core.room import Need, Pool, Room, Shape
 from slurm_synergy.core.snapshot import Ascending, held, keeps_all, standing
 from slurm_synergy.policies.line import Line
@@ -38,6 +40,8 @@ ARRIVAL: Rank = attrgetter("job.submitted_s")
 """The rank of first in, first out; the only one that need not be compared with it again."""
 
 _ID = attrgetter("job.job_id")
+# Until Python 3.12, looking up a member of an enumeration takes longer than comparing it.
+_RUNNING = JobPhase.RUNNING
 _FORGOTTEN_AT_LEAST = 1000
 _MOST_REFUSALS = 100_000
 
@@ -113,6 +117,8 @@ def _in_line(
     walk = _candidates(jobs.pending, snapshot, waiting)
     if jobs.holding:
         holding.update(requests.of_holding(jobs.holding))
+        if len(walk) + len(holding) == len(jobs.jobs):  # nobody is left out
+            return _in_order(list(jobs.jobs), rank, holding), waiting
         for status in jobs.holding:
             if status.job.job_id in holding:
                 walk.append(status)
@@ -139,9 +145,15 @@ def _candidates(
 
 def _in_order(walk: list[JobStatus], rank: Rank, holding: Mapping[int, Request]) -> list[JobStatus]:
     """Pinned jobs, then by rank, submission and id; they come by id."""
-    walk.sort(key=ARRIVAL)
-    if rank is not ARRIVAL:
-        walk.sort(key=rank)
+    if rank is ARRIVAL:
+        walk.sort(key=ARRIVAL)
+    else:
+        ranks: list[float] = []
+        arrivals_s: list[float] = []
+        for status in walk:  # both in one pass, as jobs lie far apart in memory
+            ranks.append(rank(status))
+            arrivals_s.append(status.job.submitted_s)
+        walk = list(map(walk.__getitem__, np.lexsort((arrivals_s, ranks)).tolist()))
     pinned = {job_id for job_id, request in holding.items() if request.pinned}
     if not pinned:
         return walk
@@ -251,7 +263,7 @@ class _Refusals:
         self.sorts: dict[tuple[object, ...], tuple[Profile, Reason]] = {}
         # With the job's id, by the id of the status, which is kept so that its id stays its own.
         self.reasons: dict[int, tuple[int, Reason]] = {}
-        self.statuses: dict[int, JobStatus] = {}
+        self.statuses: list[JobStatus] = []
 
     @classmethod
     def of_snapshot(cls, snapshot: Snapshot, most: int) -> _Refusals:
@@ -259,7 +271,7 @@ class _Refusals:
         found = snapshot.of_nodes.get(cls)
         if (
             not isinstance(found, cls)
-            or len(found.reasons) > most
+            or len(found.statuses) > most
             or len(found.sorts) > _MOST_REFUSALS
         ):
             found = snapshot.of_nodes[cls] = cls()
@@ -277,8 +289,8 @@ class _Reasons:
         self._requests = requests
         self._packer = packer
         self._known: dict[tuple[object, ...], Reason] = {}
-        # Of jobs for which too few GPUs are free, by what tells them apart.
-        self._sorts: dict[tuple[object, ...], Reason] = {}
+        # Of jobs for which so many GPUs, too few, are free, by what tells them apart.
+        self._sorts: dict[int, dict[tuple[object, ...], Reason]] = {}
         self._whole: Room | None = None
 
     def of_all(self, refused: Sequence[JobStatus], waiting: dict[int, Reason]) -> None:
@@ -287,11 +299,18 @@ class _Reasons:
         keys = list(map(id, refused))
         found = list(map(kept.reasons.get, keys))
         if not all(found):
-            for at, (key, status) in enumerate(zip(keys, refused, strict=True)):
-                if found[at] is None:
-                    found[at] = kept.reasons[key] = (status.job.job_id, self.of(status, 0))
-                    kept.statuses[key] = status
-        waiting.update(cast(list[tuple[int, Reason]], found))
+            new = [status for status, one in zip(refused, found, strict=True) if one is None]
+            reasons = map(self._sorts.setdefault(0, {}).get, map(_sort, new))
+            pairs = [
+                (status.job.job_id, reason or self.of(status, 0))
+                for status, reason in zip(new, reasons, strict=True)
+            ]
+            kept.reasons.update(zip(map(id, new), pairs, strict=True))
+            kept.statuses += new
+            waiting.update(pairs)
+            if len(new) == len(found):
+                return
+        waiting.update([one for one in found if one is not None])
 
     def when_full(self, status: JobStatus) -> Reason:
         """The reason of a job that was refused because no GPU is free."""
@@ -306,16 +325,16 @@ class _Reasons:
         if free >= status.job.gpus:
             return self._of_case(status, free)
         # Most jobs of a long queue end here, and most of them are like one before.
-        sort = (*_sort(status), free)
-        reason = self._sorts.get(sort)
+        sort, known = _sort(status), self._sorts.setdefault(free, {})
+        reason = known.get(sort)
         if reason is None:
-            reason = self._sorts[sort] = self._of_case(status, free)
+            reason = known[sort] = self._of_case(status, free)
         return reason
 
     def _of_case(self, status: JobStatus, free: int) -> Reason:
         job = status.job
         shape = (job.gpus, job.nodes, job.gpu_types)
-        preempted = status.phase is JobPhase.RUNNING
+        preempted = status.phase is _RUNNING
         bare = free >= job.gpus and self._packer.fits_gpus_only(shape)
         case = (shape, self._requests.floor(status), free, bare, preempted)
         if case not in self._known:
@@ -366,17 +385,7 @@ class _Reasons:
 
 def _sort(status: JobStatus) -> tuple[object, ...]:
     """What tells apart jobs for which too few GPUs are free."""
-    job = status.job
-    return (
-        id(status.profile),
-        job.gpus,
-        job.nodes,
-        job.gpu_types,
-        job.min_mem_mib_per_node,
-        job.tasks_per_node,
-        job.wrapped,
-        status.phase is JobPhase.RUNNING,
-    )
+    return id(status.profile), status.phase is _RUNNING, NEEDS_BY(status.job)
 
 
 def _fits_on_one(pool: Pool, shape: Shape, floor: Need) -> bool:

@@ -239,7 +239,7 @@ class _Words:
         """The reason of a job that got nothing."""
         job = status.job
         free = self._packer.free_gpus(job.gpu_types)
-        reach = self._requests.of(status).reach
+        reach = self._requests.of(status).alike.reach
         case = (job.gpus, job.nodes, job.gpu_types, free, reach < job.gpus)
         if case not in self._known:
             self._known[case] = self._made(status, free, reach)

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import random
+
 from builders import job, node, pending, placement, res, running, snapshot
 
 from slurm_synergy.core.model import JobStatus, Node
-from slurm_synergy.core.packing import Packer, Requests, pack_gpus
+from slurm_synergy.core.packing import Packer, Request, Requests, pack_gpus
 
 
 def pack(nodes: list[Node], *jobs: JobStatus) -> dict[int, object]:
@@ -119,3 +121,46 @@ def test_a_refused_job_changes_nothing_for_the_next() -> None:
     packer = Packer(desk.pool, [first, second])
     assert packer.add(first) and not packer.add(second)
     assert packer.free_gpus(()) == 1
+
+
+def walked(order: random.Random) -> tuple[Requests, list[Request]]:
+    """New and running jobs on a few nodes, as a policy might walk them."""
+    nodes = pool(*(order.choice((4, 8)) for _ in range(order.randint(1, 5))))
+    free = [one.total.gpus for one in nodes]
+    jobs = [pending(job(100 + at, order.choice((1, 1, 2, 4, 8)))) for at in range(6)]
+    for number in range(1, order.randint(2, 12)):
+        gpus, at = order.choice((1, 1, 2, 4)), order.randrange(len(nodes))
+        if gpus <= free[at]:
+            free[at] -= gpus
+            there = placement(number, **{nodes[at].name.replace("-", "_"): res(gpus, gpus)})
+            jobs.append(running(job(number, gpus, preemptible=order.random() < 0.9), there))
+    order.shuffle(jobs)
+    desk = Requests(snapshot(nodes, jobs))
+    asked = [desk.of(status) for status in jobs]
+    return desk, sorted(asked, key=lambda one: not one.pinned)
+
+
+def test_a_run_of_jobs_is_added_as_one_after_the_other() -> None:
+    """Also how they are packed again then is what ``pack_gpus`` finds, if it is known."""
+    known = 0
+    for seed in range(300):
+        desk, asked = walked(random.Random(seed))
+        at_once, singly = desk.packer(asked), desk.packer(asked)
+        added: list[Request] = []
+        rest = asked
+        while rest:
+            more = at_once.extend(rest)
+            added += more
+            rest = rest[len(more) :]
+            if rest and at_once.add(rest[0]):
+                added.append(rest[0])
+            rest = rest[1:]
+        assert added == [one for one in asked if singly.add(one)]
+        assert at_once.layouts == singly.layouts
+        assert at_once.free_gpus(()) == singly.free_gpus(())
+        again = at_once.packed_again()
+        assert again == singly.packed_again()
+        if again is not None:
+            known += 1
+            assert again == pack_gpus(desk.pool, added)
+    assert known > 100

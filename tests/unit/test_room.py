@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slurm_synergy.core.model import Node
 from slurm_synergy.core.resources import Resources
-from slurm_synergy.core.room import GpuLayout, Need, Needs, Pool, Room, Shape, parts_of
+from slurm_synergy.core.room import GpuLayout, Need, Needs, Parts, Pool, Room, Shape, parts_of
 
 
 def need_of(cpus: int, mem_mib: int) -> Need:
@@ -150,3 +150,34 @@ def test_jobs_that_a_rule_treats_alike_share_their_need() -> None:
     assert shared.of(first) is not shared.of(other)
     assert shared.own(first) is not shared.own(first)
     assert shared.of(first).at(0, 4) == (4, 4, 7)
+
+
+@settings(max_examples=80)
+@given(
+    pool=pools(),
+    asked=st.lists(st.tuples(shapes, needs, st.integers(0, 2), st.booleans()), max_size=14),
+)
+def test_a_room_finds_what_one_without_a_past_finds(
+    pool: Pool, asked: list[tuple[Shape, Need, int, bool]]
+) -> None:
+    """However many nodes were changed since the last search, and however often each."""
+    room = Room(pool)
+    taken: list[Parts] = []
+    for shape, need, change, looks in asked:
+        number = shape[0] % len(pool.nodes)
+        parts = [(number, need.at(pool.kind_of[number], shape[0]))]
+        fits = room.fits(parts)
+        if change == 0 and taken:
+            room.give(taken.pop(0))
+        elif change == 1:  # what stays in any case, whether it is free or not
+            room.take(parts)
+            taken.append(parts)
+        elif change == 2:
+            before = room.free(number)
+            assert room.take_if_free(parts) == fits
+            after = tuple(a - b for a, b in zip(before, parts[0][1], strict=True))
+            assert room.free(number) == (after if fits else before)
+            taken += [parts] if fits else []
+        if looks:
+            assert room.find(shape, need) == room.copy().find(shape, need)
+            assert room.free_gpus() == room.copy().free_gpus()
