@@ -374,7 +374,11 @@ def test_workers_are_confined_at_once(job: Job, own_cpus: list[int]) -> None:
     widths = []
     for number, batch in enumerate(loader):
         if number == 5:  # as the launcher does when the lease changes
-            binding.pin_tree(os.getpid(), own_cpus[:1])
+            # Not the tree of this process: a Slurm that serves other tests may be part of it.
+            for worker in multiprocessing.active_children():
+                assert worker.pid is not None
+                binding.pin_tree(worker.pid, own_cpus[:1])
+            os.sched_setaffinity(0, own_cpus[:1])
         widths.append(batch[0][3])
     # At most what each worker had under way when it happened, and what it had fetched ahead.
     assert widths[0] == len(own_cpus) and set(widths[10:]) == {1}
