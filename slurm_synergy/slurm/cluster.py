@@ -269,6 +269,10 @@ class SlurmCluster:
             nodes={node.name: node for node in nodes},
             now_s=self._clock.now_s(),
         )
+        for job_id in self._views.strangers(self._reading.jobs):
+            _LOG.warning("job %d: another job had this id; what was known of it is dropped", job_id)
+            self._leases.end(job_id)
+            self._views.forget(job_id)
         # For the keeper of leases, whom only the shape of a node concerns.
         shapes = self._shapes.values(nodes, ours={}, reserved=None)
         self._nodes = {node.name: node for node in shapes}

@@ -135,6 +135,31 @@ class JobViews:
             return JobView(job=job, hints=Hints(), problem=problem)
         return JobView(job=job, hints=hints, problem=None)
 
+    def strangers(self, jobs: Mapping[int, JobFacts]) -> tuple[int, ...]:
+        """Ids that are remembered for another job than the one that has them now.
+
+        slurmctld counts anew after a cold start, or when its ids are used up. A job that was never
+        requeued keeps its submit time.
+        """
+        views = self._views
+        looked_at = (
+            facts
+            for job_id, facts in jobs.items()
+            if facts.restarts == 0
+            and ((known := views.get(job_id)) is None or known[2] is not facts)
+        )
+        return tuple(facts.job_id for facts in looked_at if self._is_of_another(facts))
+
+    def _is_of_another(self, facts: JobFacts) -> bool:
+        submitted_s = (self._memory.request(facts.job_id) or {}).get("submitted_s")
+        return isinstance(submitted_s, float) and submitted_s < facts.submit_s
+
+    def forget(self, job_id: int) -> None:
+        """Drop the view and the memory of a job that had this id."""
+        self._memory.forget_job(job_id)
+        self._views.pop(job_id, None)
+        self._unmeasured.discard(job_id)
+
     def meet(self, jobs: Mapping[int, JobFacts]) -> None:
         """Remember the records of jobs that are new here, thousands of them at once.
 

@@ -67,7 +67,9 @@ def test_a_job_without_a_mark_is_rigid_and_remembered_as_first_seen(world: World
     job_id = world.slurm.submit(gpus=2, kind="", marked=False, mem=77)
     first = world.seen(job_id).job
     assert (first.gpus, first.gpu_types, first.wrapped) == (2, (), False)
-    world.slurm.change(job_id, gpus_asked={"v100": 5}, min_mem_node_mib=99_000, submit_s=900.0)
+    world.slurm.change(
+        job_id, gpus_asked={"v100": 5}, min_mem_node_mib=99_000, submit_s=900.0, restarts=1
+    )
     world.boot()
     assert world.seen(job_id).job == first
 
@@ -78,6 +80,26 @@ def test_a_requeue_does_not_change_a_jobs_place_in_the_queue(world: World) -> No
     world.slurm.change(job_id, submit_s=5000.0, restarts=1)
     world.boot()
     assert world.seen(job_id).job.submitted_s == float(job_id)
+
+
+@pytest.mark.parametrize("reboot", [False, True], ids=["watched", "away"])
+def test_a_job_that_gets_the_id_of_another_inherits_nothing(
+    world: World, caplog: pytest.LogCaptureFixture, reboot: bool
+) -> None:
+    job_id = world.slurm.submit(gpus=4, comment="synergy:elastic=rigid")
+    world.step()
+    world.cluster.tick()
+    assert world.book.job_ids() == (job_id,)
+    # slurmctld has lost its state and counts anew: the same user's next job, seconds later.
+    del world.slurm.jobs[job_id]
+    assert world.slurm.submit(gpus=2, comment="synergy:elastic=rigid") == job_id
+    world.slurm.change(job_id, submit_s=995.0)
+    if reboot:
+        world.boot()
+    seen = world.seen(job_id)
+    assert (seen.job.submitted_s, seen.job.gpus, seen.phase) == (995.0, 2, JobPhase.PENDING)
+    assert world.book.job_ids() == ()
+    assert f"job {job_id}: another job had this id" in caplog.text
 
 
 @pytest.mark.parametrize(
