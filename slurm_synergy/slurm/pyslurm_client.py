@@ -79,9 +79,12 @@ def _release(runner: CommandRunner) -> str:
 
 
 def _minor(version: str) -> str:
-    """``25.11`` of ``25.11.2``; Slurm's numbers carry a zero that Python's versions drop."""
-    year, _, rest = version.partition(".")
-    return f"{year}.{int(rest.partition('.')[0] or 0):02}"
+    """``25.11`` of ``25.11.2``; Slurm's numbers carry a zero that Python's versions drop.
+
+    Whatever follows is passed over: a site that builds its own pyslurm may call it ``25.11+site``.
+    """
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return f"{found[1]}.{int(found[2]):02}" if found else version
 
 
 class PyslurmClient(CliSlurmClient):

@@ -76,6 +76,8 @@ SHOWN = (*_PLAIN, "user_name", "gres_per_task", "layout")
 """What is told of a job, in this order: pyslurm's names, and three made here."""
 
 _take = operator.attrgetter(*_PLAIN)
+# Of what is taken, what is needed here: each look at a job makes the value anew.
+_UID, _NODES, _PER_NODE = map(_PLAIN.index, ("user_id", "allocated_nodes", "gres_per_node"))
 
 
 class Relay:
@@ -152,11 +154,11 @@ class Relay:
 
     def _shown(self, job: Any, names: dict[int, str]) -> list[Any]:
         plain = _take(job)
-        uid = int(job.user_id)
+        uid = int(plain[_UID])
         if uid not in names:
             names[uid] = job.user_name  # looks it up in the system each time
-        per_task = None if job.gres_per_node else job.tres_per_task
-        layout = job.get_resource_layout_per_node() if job.allocated_nodes else None
+        per_task = None if plain[_PER_NODE] else job.tres_per_task
+        layout = job.get_resource_layout_per_node() if plain[_NODES] else None
         return [*plain, names[uid], per_task and _gpus(per_task), layout]
 
 

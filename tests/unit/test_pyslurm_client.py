@@ -6,6 +6,7 @@ import dataclasses
 import importlib.metadata
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,17 @@ def test_another_release_is_refused_before_anything_is_imported(
     assert not marker.exists()
 
 
+@pytest.mark.parametrize("version", ["25.11+site", "25.11.2+site.3", "25.11rc1"])
+def test_a_pyslurm_that_a_site_built_is_taken_for_the_release_in_front(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_package(tmp_path, monkeypatch, "__version__ = '?'; RPCError = OSError", version)
+    open_pyslurm(Commands(), None).close()
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: f"24.5{version[5:]}")
+    with pytest.raises(ConfigError, match=r"built for Slurm 24\.05, and Slurm 25\.11\.2 is here"):
+        open_pyslurm(Commands(), None)
+
+
 @pytest.mark.parametrize(
     ("code", "said"),
     [
@@ -330,6 +342,28 @@ def test_a_job_is_told_again_only_when_something_about_it_changed(
     module.jobs[29] = module.jobs[26]
     module.jobs[29].id = 29
     assert {job.job_id: job for job in client.read_queue()}[29].priority == 17
+
+
+class Counted:
+    """A job that counts how often each of its values is asked for."""
+
+    def __init__(self, job: Any, asked: Counter[str]) -> None:
+        self._job, self._asked = job, asked
+
+    def __getattr__(self, name: str) -> Any:
+        self._asked[name] += 1
+        return getattr(self._job, name)
+
+
+def test_values_that_pyslurm_makes_at_each_look_are_asked_for_once(
+    text_jobs: dict[int, JobFacts],
+) -> None:
+    module, asked = FakePyslurm(text_jobs), Counter[str]()
+    module.jobs = {job_id: Counted(job, asked) for job_id, job in module.jobs.items()}
+    client_on(module).read_queue()
+    cheap = {"id", "partition"}
+    assert asked["gres_per_node"] == len(text_jobs)
+    assert {name for name, count in asked.items() if count > len(text_jobs)} <= cheap
 
 
 def test_threads_of_cores_are_counted_as_slurm_counts_them(text_jobs: dict[int, JobFacts]) -> None:
