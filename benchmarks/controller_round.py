@@ -12,7 +12,9 @@ The first round reads every job anew and remembers it in the ledger; later ones 
 controller does all day. The baseline is the bare commands of one reading, their answers thrown
 away, in turn with the rounds. Everything is measured in a process of its own, whose peak memory is
 told. With pyslurm of the very Slurm that runs here, the same is measured through it. At last 500
-updates are sent as a process each, and again in one session of scontrol.
+updates are sent as a process each, and again in one session of scontrol. ``loop_ms`` is the CPU
+time of a million additions just after the rounds (about 50 at this machine's full clock), ``load``
+how many processes wanted a CPU in the minute before: round figures of a busy machine mean little.
 
     python benchmarks/controller_round.py --json
 """
@@ -239,13 +241,15 @@ def told(
 
 
 def in_child(conf: str, kind: ClientChoice, rounds: int) -> dict[str, Any]:
-    """``measure`` in a process of its own."""
+    """``measure`` in a process of its own, and how fast and how busy the machine was."""
+    from decision import loop_ms  # here: what it loads is no part of what is measured
+
     argv = [sys.executable, __file__, "--measure", conf, "--client", kind, "--rounds", str(rounds)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"the measured process failed:\n{done.stderr}")
     found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return found | {"loop_ms": round(loop_ms(), 1), "load": round(os.getloadavg()[0], 1)}
 
 
 def compare_updates(conf: str, count: int) -> dict[str, Any]:
