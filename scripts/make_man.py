@@ -19,7 +19,7 @@ import click
 from pydantic import BaseModel
 
 import slurm_synergy
-from slurm_synergy.cli.main import cli
+from slurm_synergy.cli.commands import cli
 from slurm_synergy.config import Settings
 from slurm_synergy.controller import daemon
 from slurm_synergy.jobside import srun

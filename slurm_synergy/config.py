@@ -540,8 +540,9 @@ def parse_settings(text: str, *, file: str = "") -> Settings:
     if raw is None:
         return Settings()
     if not isinstance(raw, Mapping):
+        shown = "a list" if isinstance(raw, list) else repr(raw)
         raise ConfigError(
-            f"must be a mapping of sections, not a {type(raw).__name__}",
+            f"must be a mapping of sections, not {shown}",
             file=file,
             remedy="see 'synergyctl config --default'",
         )
@@ -590,7 +591,7 @@ _WORDS = {
     "enum": "must be one of {expected}",
     "bool_type": "must be true or false",
     "int_type": "must be a whole number",
-    "float_type": "must be a number",
+    "float_type": "must be a number, without quotes or letters",
     "finite_number": "must be a finite number",
     "path_type": "must be an absolute path",
     "greater_than": "must be more than {gt:g}",

@@ -6,17 +6,22 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from slurm_synergy.cli.control import local_settings, options
+from slurm_synergy.cli.control import local_settings, options, without_settings
 from slurm_synergy.config import Mode, Settings
 from slurm_synergy.controller.codec import encode
 from slurm_synergy.errors import ConfigError
-from slurm_synergy.slurm.findings import Finding, Grade, fail
+from slurm_synergy.slurm.findings import Finding, Grade, fail, warn
 
-__all__ = ["check_command", "findings"]
+if TYPE_CHECKING:
+    from slurm_synergy.slurm.evidence import Evidence
+
+__all__ = ["check_command", "findings", "telling"]
 
 _COLOURS = {Grade.OK: "green", Grade.WARN: "yellow", Grade.FAIL: "red"}
 
@@ -31,7 +36,7 @@ def check_command(config: Path | None, as_json: bool) -> None:
     status: 0 nothing fails, 1 something does.
     """
     settings = local_settings(config)
-    found = findings(settings, str(config or ""))
+    found = [*_assumed(config), *findings(settings, str(config or ""))]
     counts = {grade: sum(one.grade is grade for one in found) for grade in Grade}
     if as_json:
         content = {"ok": not counts[Grade.FAIL], "findings": encode(found)}
@@ -41,6 +46,15 @@ def check_command(config: Path | None, as_json: bool) -> None:
         click.echo(", ".join(f"{count} {grade.value}" for grade, count in counts.items()))
     if counts[Grade.FAIL]:
         raise SystemExit(1)
+
+
+def _assumed(config: Path | None) -> Sequence[Finding]:
+    """That nobody's settings are checked, if so."""
+    if not (remark := without_settings(config)):
+        return ()
+    what, _, remedy = remark.partition(": ")
+    means = "what follows may not hold for a controller with settings of its own"
+    return (warn("settings", what, means, remedy),)
 
 
 def findings(settings: Settings, file: str) -> Sequence[Finding]:
@@ -71,12 +85,19 @@ def findings(settings: Settings, file: str) -> Sequence[Finding]:
         now_s=time.time,
     )
     acts = settings.mode is Mode.ACT
-    found += slurm_findings(evidence, settings, acts=acts)
+    found += slurm_findings(telling(evidence, acts=acts), settings, acts=acts)
     slurm_conf = evidence.config.raw.get("SLURM_CONF", "") if evidence.config else ""
     found += machine_findings(settings, os.environ, slurm_conf=slurm_conf, acts=acts)
     found += helper_findings(settings)
     found += policy_findings(settings)
     return found
+
+
+def telling(evidence: Evidence, *, acts: bool) -> Evidence:
+    """The evidence without refusals that say nothing: only where jobs are held do any come."""
+    if acts or all("slurm-synergy:" in (text or "") for text in evidence.refusals or ()):
+        return evidence
+    return replace(evidence, refusals=None)
 
 
 def _tell(found: Sequence[Finding]) -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "options",
     "resume",
     "status",
+    "without_settings",
 ]
 
 ENDPOINT_FILE = Path("/etc/slurm-synergy/endpoint")
@@ -74,6 +75,16 @@ def local_settings(config: Path | None) -> Settings:
     if config is None and not DEFAULT_PATH.exists():
         return Settings()
     return load_settings(config or DEFAULT_PATH)
+
+
+def without_settings(config: Path | None) -> str:
+    """A remark for messages where ``local_settings`` took the built-in defaults; else empty."""
+    if config is not None or DEFAULT_PATH.exists():
+        return ""
+    return (
+        f"there is no {DEFAULT_PATH}, so this is about the built-in defaults: name the "
+        "controller's settings with --config FILE"
+    )
 
 
 def _of_settings(settings: Settings, path: Path, socket: Path | None) -> Target:
@@ -157,9 +168,11 @@ def _refusal(err: Any, target: Target) -> LeaseError:
     if code == "UNAVAILABLE" and details.startswith("the controller"):
         return LeaseError(f"the controller at {target.endpoint} cannot answer: {details}")
     if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
+        # gRPC names the address again, and each address that the name resolves to.
+        why = details.rpartition(": ")[2] if details.startswith("failed to connect") else details
         return NoControllerError(
             f"no answer from the controller at {target.endpoint} (from {target.source}): "
-            f"{details}; is slurm-synergyd running there?"
+            f"{why}; is slurm-synergyd running there?"
         )
     if code == "NOT_FOUND":
         return UnknownJobError(details)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -184,10 +185,14 @@ def _find(what: str) -> Path:
     shipped = _SHIPPED / f"{what}.yaml"
     if path.is_file() or not shipped.is_file():
         if not path.exists():
+            known = (one.stem for one in _SHIPPED.glob("*.yaml"))
+            near = difflib.get_close_matches(what, known, 1)
             raise ConfigError(
                 "is neither a file nor a shipped definition",
                 key=what,
-                remedy="`synergyctl experiment list` shows those",
+                remedy=f"did you mean '{near[0]}'?"
+                if near
+                else "`synergyctl experiment list` shows those",
             )
         return path
     return shipped

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from slurm_synergy.cli.control import ask, find_target, local_settings, options
+from slurm_synergy.cli.control import ask, find_target, local_settings, options, without_settings
 from slurm_synergy.controller.explaining import explained
 from slurm_synergy.controller.rounds import last_round
 from slurm_synergy.core.wording import duration, printable
@@ -64,7 +64,8 @@ def _from_journal(job: str, config: Path | None, why: str) -> Mapping[str, Any]:
         if record is None:
             raise LedgerError(f"there is no journal in {directory} either (state_dir)")
     except LedgerError as err:
-        raise NoControllerError(f"{why}; {err}") from err
+        words = (why, str(err), without_settings(config))
+        raise NoControllerError("; ".join(one for one in words if one)) from err
     try:
         found = explained(record, job, now_s=time.time(), may_see_all=lambda user: True)
     except ModelError as err:

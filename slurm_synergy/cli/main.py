@@ -6,88 +6,53 @@ output too.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-import click
+from slurm_synergy.cli.loading import missing_package
 
-import slurm_synergy
-from slurm_synergy.cli.advise_cmd import advise
-from slurm_synergy.cli.check_cmd import check_command
-from slurm_synergy.cli.config_cmd import config
-from slurm_synergy.cli.control import drain, jobs, resume, status
-from slurm_synergy.cli.devcluster_cmd import devcluster
-from slurm_synergy.cli.experiment_cmd import experiment
-from slurm_synergy.cli.explain_cmd import explain
-from slurm_synergy.cli.profile_cmd import profile
-from slurm_synergy.cli.release_cmd import release_all_command
-from slurm_synergy.cli.replay_cmd import replay_command
-from slurm_synergy.cli.simulate_cmd import simulate
-from slurm_synergy.cli.summary_cmd import summary
-from slurm_synergy.cli.top_cmd import top
-from slurm_synergy.errors import ConfigError, SynergyError
-
-__all__ = ["cli", "main"]
-
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(slurm_synergy.__version__, prog_name="synergyctl")
-def cli() -> None:
-    """Look at and steer slurm-synergy, the scheduler of deep-learning jobs on Slurm."""
-
-
-for _command in (
-    status,
-    jobs,
-    drain,
-    resume,
-    config,
-    profile,
-    devcluster,
-    simulate,
-    experiment,
-    explain,
-    advise,
-    top,
-    replay_command,
-    check_command,
-    release_all_command,
-    summary,
-):
-    cli.add_command(_command)
+__all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run synergyctl and exit."""
     arguments = sys.argv[1:] if argv is None else list(argv)
-    text = ""
-    try:
-        # A command returns nothing; a number is the exit status of --help and the like.
-        status = cli.main(args=arguments, prog_name="synergyctl", standalone_mode=False) or 0
-    except click.ClickException as err:
-        err.show()
-        status, text = err.exit_code, err.format_message()
-    except click.Abort:
-        click.echo("Aborted!", err=True)
-        status, text = 1, "aborted"
-    except ConfigError as err:
-        status, text = 2, str(err)
-        click.echo(f"synergyctl: {text}", err=True)
-    except SynergyError as err:
-        status, text = 1, err.in_short
-        click.echo(f"synergyctl: {text}", err=True)
-    except BrokenPipeError:  # whoever read our output, such as head, has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 1
-    except OSError as err:  # the machine, not a fault of ours: a full disk, a file taken away
-        status, text = 1, str(err)
-        click.echo(f"synergyctl: {text}", err=True)
+    _open_what_is_closed()
+    status, text = _run(arguments)
     if text and _asks_for_json(arguments):
-        click.echo(json.dumps({"error": text}))
+        with contextlib.suppress(OSError):  # it may be standard output that is full
+            sys.stdout.write(json.dumps({"error": text}) + "\n")
+            sys.stdout.flush()
     sys.exit(status)
+
+
+def _run(arguments: Sequence[str]) -> tuple[int, str]:
+    """The exit status, and what was said on standard error."""
+    try:
+        # Here, so that a missing package and a Ctrl-C meanwhile have an answer in words.
+        from slurm_synergy.cli.commands import run
+
+        return run(arguments)
+    except ModuleNotFoundError as err:
+        text = missing_package(err)
+        sys.stderr.write(f"synergyctl: {text}\n")
+        return 1, text
+    except KeyboardInterrupt:
+        sys.stderr.write("\nAborted!\n")
+        return 1, "aborted"
+
+
+def _open_what_is_closed() -> None:
+    """Where the caller closed an output, what is printed is lost, and no file takes its number."""
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
 
 
 def _asks_for_json(arguments: Sequence[str]) -> bool:

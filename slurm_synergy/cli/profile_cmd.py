@@ -191,6 +191,11 @@ def import_(file: Path, gpu_type: str | None, config: Path | None, as_json: bool
     Your own keys may be replaced by you; built-in names and others' keys only by operators.
     """
     given = read_document(file)
+    if not gpu_types_of(given):
+        raise ModelError(
+            f"{file}: samples_per_s_per_gpu: names no GPU type, so nothing can be planned with it: "
+            "measure it with synergy-profile"
+        )
     target = find_target(config, os.environ)
     typed = _typed(given, target) if gpu_type is None else _of_type(given, gpu_type, target)
     done = ask(target, "import", body=json.dumps(to_document(typed)))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from slurm_synergy.cli.control import ask, find_target, local_settings, options
+from slurm_synergy.cli.control import ask, find_target, local_settings, options, without_settings
 from slurm_synergy.cli.release_journal import ReleaseJournal
 from slurm_synergy.cli.tables import print_table
 from slurm_synergy.config import Settings
@@ -82,6 +82,8 @@ def release_all_command(
     from slurm_synergy.slurm.clients import make_client
 
     settings = local_settings(config)
+    if remark := without_settings(config):
+        click.echo(f"synergyctl: {remark}", err=True)
     client = make_client(settings.slurm)
     running = _running(settings, config)
     if running and not (force or dry_run):
@@ -89,6 +91,8 @@ def release_all_command(
             f"{running}; it would hold the jobs again: stop it first (systemctl stop "
             "slurm-synergyd), or say --force"
         )
+    if not (dry_run or yes or sys.stdin.isatty()):  # before a state directory is made
+        raise click.UsageError("say --yes: there is nobody to ask (or look first: --dry-run)")
     result = _Result(
         partition=settings.slurm.partition,
         dry_run=dry_run,
@@ -160,8 +164,6 @@ def _plan(client: SlurmClient, settings: Settings, memory: Remembers, result: _R
 
 def _ask(result: _Result) -> None:
     waiting = sum(one.waits for one in result.jobs)
-    if not sys.stdin.isatty():
-        raise click.UsageError("say --yes: there is nobody to ask (or look first: --dry-run)")
     click.confirm(
         f"Release {_jobs(waiting, 'waiting')} of partition {result.partition} to Slurm, leave "
         f"{len(result.jobs) - waiting} running ones to themselves"

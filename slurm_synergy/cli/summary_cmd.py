@@ -9,9 +9,10 @@ from pathlib import Path
 
 import click
 
-from slurm_synergy.cli.control import local_settings, options
+from slurm_synergy.cli.control import local_settings, options, without_settings
 from slurm_synergy.cli.tables import print_table
 from slurm_synergy.controller.summary import JobLine, summary_of, words
+from slurm_synergy.errors import LedgerError
 
 __all__ = ["summary"]
 
@@ -34,7 +35,13 @@ def summary(hours: float, config: Path | None, as_json: bool) -> None:
     controller's machine; the daemon need not run. Estimates are marked as such.
     """
     settings = local_settings(config)
-    found = summary_of(settings.state_dir, since_s=time.time() - hours * 3600)
+    remark = without_settings(config)
+    try:
+        found = summary_of(settings.state_dir, since_s=time.time() - hours * 3600)
+    except LedgerError as err:
+        raise LedgerError(f"{err}; {remark}" if remark else str(err)) from err
+    if remark:
+        click.echo(f"synergyctl: {remark}", err=True)
     if as_json:
         content = {**asdict(found), "mode": settings.mode.value, "words": list(words(found))}
         click.echo(json.dumps(content, indent=2))

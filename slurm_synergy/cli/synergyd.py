@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from slurm_synergy.cli.loading import missing_package
+
 __all__ = ["main"]
 
 
@@ -19,6 +21,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         from slurm_synergy.nodehelper.main import main as helper
 
         return helper(arguments)
-    from slurm_synergy.controller.daemon import main as controller
-
+    try:
+        from slurm_synergy.controller.daemon import main as controller
+    except ModuleNotFoundError as err:
+        sys.stderr.write(f"slurm-synergyd: {missing_package(err)}\n")
+        return 1
+    except KeyboardInterrupt:  # nothing has begun yet
+        return 1
     return controller(arguments)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from slurm_synergy.cli.control import Target, ask, find_target, options
-from slurm_synergy.cli.tables import print_table
+from slurm_synergy.cli.tables import print_table, table_of
 from slurm_synergy.cli.top_view import (
     NODE_COLUMNS,
     QUEUE_COLUMNS,
@@ -113,15 +113,13 @@ def _live(target: Target, interval_s: float) -> None:
 
     with Live(screen=True, auto_refresh=False) as live:
         for screen in _pictures(target, interval_s):
-            height = live.console.size.height
-            live.update(_drawn(screen, height), refresh=True)
+            width, height = live.console.size
+            live.update(_drawn(screen, height, width), refresh=True)
 
 
-def _drawn(screen: Screen, height: int) -> RenderableType:
-    """The picture for a terminal of that height: the queue's end is cut off, and said so."""
-    from rich import box
+def _drawn(screen: Screen, height: int, width: int) -> RenderableType:
+    """The picture for a terminal of that size: the queue's end is cut off, and said so."""
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     left = height - 2 - 4 * len(_TABLES)
@@ -130,11 +128,11 @@ def _drawn(screen: Screen, height: int) -> RenderableType:
         rows: Sequence[Sequence[str]] = getattr(screen, name)
         shown = rows[: max(left, 1)]
         left -= len(shown)
-        table = Table(*columns, box=box.SIMPLE_HEAD)
-        for row in shown:
-            # Text, not str: a job's name must not be read as markup.
-            table.add_row(*(Text(printable(cell)) for cell in row))
-        parts.append(table if rows else Text(nothing))
+        cells = [[printable(cell) for cell in row] for row in shown]
+        table = table_of(columns, cells, width) if rows else None
+        if table is None or table.box is None:
+            parts.append(Text())  # what the other kind of table has above it
+        parts.append(table or Text(nothing))
         if len(shown) < len(rows):
             parts.append(Text(f"… and {len(rows) - len(shown)} more ({name})"))
     return Group(*parts)

@@ -34,13 +34,16 @@ class Screen:
 def screen_of(status: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]]) -> Screen:
     """The picture of these answers."""
     nodes = {node["node"]: node for node in status["nodes"]}
+    unplanned = _without_reason(status)
     placed = [{**job, "lease": held} for job in jobs if (held := holdings(job)) is not None]
     return Screen(
         headline=_headline(status),
         nodes=tuple(_node(node, placed) for node in nodes.values()),
         running=tuple(_running(job, nodes) for job in placed),
         queue=tuple(
-            _waiting(job) for job in jobs if holdings(job) is None and job["phase"] == _WAITS
+            _waiting(job, unplanned)
+            for job in jobs
+            if holdings(job) is None and job["phase"] == _WAITS
         ),
     )
 
@@ -111,7 +114,15 @@ def _running(job: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]]) -> 
     )
 
 
-def _waiting(job: Mapping[str, Any]) -> tuple[str, ...]:
+def _without_reason(status: Mapping[str, Any]) -> str:
+    """What is said of a job that waits and for which nothing is in the way."""
+    if status["dry_run"] or status.get("mode", "act") != "act":
+        word = "dry run" if status["dry_run"] else f"mode {status['mode']}"
+        return f"{word}: Slurm alone starts it"
+    return "the next round plans it"
+
+
+def _waiting(job: Mapping[str, Any], unplanned: str) -> tuple[str, ...]:
     reason = job["reason"]
     return (
         job.get("array") or str(job["job_id"]),
@@ -119,5 +130,5 @@ def _waiting(job: Mapping[str, Any]) -> tuple[str, ...]:
         clipped(job["name"] or "-"),
         str(job["gpus"]),
         str(job["restarts"]),
-        reason["text"] if reason else "the next round plans it",
+        reason["text"] if reason else unplanned,
     )

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from slurm_synergy.cli.commands import cli
 from slurm_synergy.cli.experiment_run import simulate_cell
-from slurm_synergy.cli.main import cli
 from slurm_synergy.cluster import Start
 from slurm_synergy.core.decide import Policy
 from slurm_synergy.core.model import Elasticity, Node, Placement, Profile
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.scaling import BatchSize
-from slurm_synergy.errors import ConfigError
+from slurm_synergy.errors import ConfigError, ModelError
 from slurm_synergy.mechanisms import MECHANISMS
 from slurm_synergy.policies.pollux import POLLUX
 from slurm_synergy.policies.sia import SIA
@@ -132,6 +132,18 @@ def placed(kind: str, *gpus: int, batch: BatchSize | None = None) -> Placement:
 
 
 Plays = Callable[..., Played]
+
+
+def test_a_job_may_be_on_more_nodes_than_were_measured(profiles: Path) -> None:
+    application = read_application(profiles / "cifar10", list(SPEEDS))
+    training = Training(application, SIA_MODELS["cifar10"], own_batch=384)
+    kind, wide = next(iter(SPEEDS)), (1, 1, 1, 1, 1, 1)
+    with pytest.raises(ModelError, match="was not measured near a batch of 384 on 6 GPUs"):
+        training.batch_on(kind, wide)
+    batch = training.batch_on(kind, wide, wider=True)
+    assert (batch.local, batch.replicas, batch.accumulation) == (64, 6, 0)
+    one = training.gpu_rate(kind, (1,), training.batch_on(kind, (1,)))
+    assert one < training.gpu_rate(kind, wide, batch) < 6 * one
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from slurm_synergy.cli import machine_checks
+from slurm_synergy.cli.check_cmd import telling
 from slurm_synergy.cli.machine_checks import machine_findings
 from slurm_synergy.config import Settings
 from slurm_synergy.devcluster.programs import job_submit_source
@@ -239,6 +240,17 @@ def test_admission_and_rights_weigh_less_where_nothing_is_changed(evidence: Evid
     assert "not ours that answers" in check(bare)["job_submit"].seen
     odd = check(replace(bare, rights="Slurm does not answer"))["rights"]
     assert odd.seen == "cannot tell: Slurm does not answer"
+
+
+def test_a_lua_that_may_refuse_nothing_is_not_taken_for_another(evidence: Evidence) -> None:
+    lua = with_raw(evidence, JobSubmitPlugins="lua")
+    observing = replace(lua, refusals=(None, "allocation failure: no such node"))
+    assert "job_submit" not in check(telling(observing, acts=False), acts=False)
+    assert "not ours" in check(telling(observing, acts=True))["job_submit"].seen
+    held = telling(replace(lua, refusals=(OURS, OURS)), acts=False)
+    assert check(held, acts=False)["job_submit"].grade is Grade.OK
+    none = telling(with_raw(evidence, JobSubmitPlugins=""), acts=False)
+    assert check(none, acts=False)["job_submit"].grade is Grade.WARN
 
 
 def test_a_lua_that_refuses_everybody_is_not_in_order(evidence: Evidence) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import pwd
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from ran import Ran
 from service_world import ServiceWorld
 
 from slurm_synergy.cli import control
-from slurm_synergy.cli.tables import print_table
+from slurm_synergy.cli.tables import print_table, table_of
 from slurm_synergy.config import render_default_yaml
 from slurm_synergy.controller.tasks import TaskIdentity, TaskReport
 from slurm_synergy.core.catalogue import CATALOGUE
@@ -192,6 +194,27 @@ def test_what_happened_since_the_round_is_shown(
     assert status["round"] == 3
     world.observe(())
     assert Ran(capsys, "jobs").out == "no jobs\n"
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_a_narrow_terminal_folds_and_leaves_nothing_out(width: int) -> None:
+    from rich.console import Console
+
+    columns = ("JOBID", "NAME", "NODES", "REASON")
+    waits = "needs 6 GPUs (v100); jobs ahead of it leave 2"
+    rows = [("1234567", "language-transformerxl", "v100-1,v100-2,a100-1", waits), ("8", *"abc")]
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(table_of(columns, rows, width))
+    text = console.export_text()
+    lines = [line.rstrip() for line in text.splitlines() if line.strip(" ─")]
+    assert max(map(len, lines)) <= width
+    assert "…" not in text
+    assert sum(word in ("1234567", "8") for line in lines for word in line.split()[:1]) == 2
+    for letters in (waits, "language-transformerxl"):
+        assert not Counter(letters.replace(" ", "")) - Counter(text)
+    # Only words are folded while there is room for the rest.
+    assert any("language-transformerxl" in line for line in lines) == (width >= 80)
+    assert (len(lines) == 3) == (width >= 120)
 
 
 def test_trouble_leads_the_status(world: ServiceWorld, capsys: pytest.CaptureFixture[str]) -> None:
@@ -402,7 +425,7 @@ def test_a_check_notes_what_only_this_machine_could_use(
 
 
 def test_devcluster_is_one_of_the_commands() -> None:
-    from slurm_synergy.cli.main import cli
+    from slurm_synergy.cli.commands import cli
 
     shown = CliRunner().invoke(cli, ["--help"])
     assert shown.exit_code == 0

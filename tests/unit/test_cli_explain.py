@@ -196,6 +196,25 @@ def test_stalls_and_what_is_told_of_a_job(world: ServiceWorld) -> None:
     assert screen.queue == ()
 
 
+@pytest.mark.parametrize(
+    ("mode", "dry_run", "words"),
+    [
+        ("act", False, "the next round plans it"),
+        ("observe", False, "mode observe: Slurm alone starts it"),
+        ("advise", False, "mode advise: Slurm alone starts it"),
+        ("act", True, "dry run: Slurm alone starts it"),
+    ],
+)
+def test_where_nothing_is_acted_on_no_round_starts_a_job(
+    world: ServiceWorld, mode: str, dry_run: bool, words: str
+) -> None:
+    filled(world)
+    status, jobs = world.view.status(), world.view.jobs(viewer_uid=UID, operators=())
+    waiting = {**jobs[1], "reason": None}
+    screen = screen_of({**status, "mode": mode, "dry_run": dry_run}, [waiting])
+    assert [row[-1] for row in screen.queue] == [words]
+
+
 def test_a_lost_controller_ends_the_first_picture_and_marks_later_ones(
     world: ServiceWorld, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,7 +248,7 @@ def test_a_terminal_gets_as_much_of_the_queue_as_fits(world: ServiceWorld) -> No
     status, (_, waits) = world.view.status(), world.view.jobs(viewer_uid=UID, operators=())
     crowd = [{**waits, "job_id": number, "name": "[red]x\x1b]0;y\n"} for number in range(100, 160)]
     console = Console(width=120, height=40, record=True, file=io.StringIO())
-    console.print(top_cmd._drawn(screen_of(status, crowd), 40))
+    console.print(top_cmd._drawn(screen_of(status, crowd), 40, 160))
     text = console.export_text()
     assert "… and 35 more (queue)" in text
     assert "[red]x" in text and "\x1b]0;" not in text

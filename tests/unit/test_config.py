@@ -118,7 +118,9 @@ def test_settings_do_not_change() -> None:
         ("leases: {advertise: '0.0.0.0:1'}", ("leases.advertise", "nobody can call")),
         ("log_level: info\nlog_level: debug", ("line 2", "'log_level' is written twice")),
         ("a: [", ("line 1", "not valid YAML")),
-        ("[1]", ("must be a mapping", "list")),
+        ("[1]", ("must be a mapping", "not a list")),
+        ("hello", ("must be a mapping of sections, not 'hello';",)),
+        ("scheduling: {round_s: '300'}", ("round_s = '300'", "number, without quotes")),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_remedy(text: str, parts: tuple[str, ...]) -> None:

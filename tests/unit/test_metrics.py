@@ -394,7 +394,7 @@ def test_without_the_library_everything_else_works(
 
 def test_the_daemon_loads_the_library_only_to_serve_metrics() -> None:
     code = (
-        "import sys, slurm_synergy.controller.daemon, slurm_synergy.cli.main; "
+        "import sys, slurm_synergy.controller.daemon, slurm_synergy.cli.control; "
         "print([name for name in sys.modules if name.startswith('prometheus')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -17,7 +17,7 @@ import click
 import pytest
 import yaml
 
-from slurm_synergy.cli.main import cli
+from slurm_synergy.cli.commands import cli
 from slurm_synergy.config import Settings, render_default_yaml
 from slurm_synergy.controller.daemon import argument_parser
 from slurm_synergy.nodehelper.parts import argument_parser as node_parser

@@ -439,6 +439,7 @@ def test_advice_is_ready_to_be_put_into_a_script(
         ),
         (("profile", "plot", "{good}", "--output", "{dir}/a/b.png"), "name a file in a directory"),
         (("profile", "import", "{dir}/empty.json"), "empty.json: not a profile"),
+        (("profile", "import", "{norate}"), "samples_per_s_per_gpu: names no GPU type"),
         (("profile", "forget", "a b"), "'a b' is no profile key"),
         (("advise", "12_3"), "the controller's address is not known"),
     ],

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from slurm_synergy.cli.main import cli
+from slurm_synergy.cli.commands import cli
 from slurm_synergy.errors import ConfigError
 
 CLUSTER = """

@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import slurm_synergy.cli.experiment_run as experiment_run
+from slurm_synergy.cli.commands import cli
 from slurm_synergy.cli.experiment_slurm import parse_options
-from slurm_synergy.cli.main import cli
 from slurm_synergy.errors import ConfigError, SynergyError
 from slurm_synergy.simulator.experiment import Settings, expand, read_definition
 
@@ -252,6 +252,9 @@ def test_an_unknown_name_is_told() -> None:
     result = CliRunner().invoke(cli, ["experiment", "nothing"])
     assert isinstance(result.exception, ConfigError)
     assert "experiment list" in str(result.exception)
+    near = CliRunner().invoke(cli, ["experiment", "synergy-motivatin"])
+    assert isinstance(near.exception, ConfigError)
+    assert near.exception.remedy == "did you mean 'synergy-motivating'?"
 
 
 def test_options_for_slurm_are_checked() -> None:

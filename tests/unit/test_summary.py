@@ -16,7 +16,7 @@ from builders import elastic, job, node, pending, placement, profile, res, runni
 from click.testing import CliRunner
 from manual_clock import ManualClock
 
-from slurm_synergy.cli.main import cli
+from slurm_synergy.cli.commands import cli
 from slurm_synergy.cluster import Action, Renew, Start
 from slurm_synergy.controller.daily import DailySummary
 from slurm_synergy.controller.rounds import Became, Damage, Round, round_as_line
