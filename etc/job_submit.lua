@@ -274,8 +274,8 @@ local function read_hints(comment)
     end
     local key, value = string.match(item, "^([^=]*)=(.*)$")
     if not key then
-      refuse("the hint \"%s\" is not key=value; hints are one word without spaces, for example %s",
-        item, HINT_EXAMPLE)
+      refuse("the hint \"%s\" is not key=value; hints are one word without spaces, and several "
+        .. "values of one are joined by \"+\", for example %s", item, HINT_EXAMPLE)
     end
     local hint = HINTS[key]
     if not hint then

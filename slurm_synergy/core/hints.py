@@ -209,8 +209,8 @@ def parse_hints(comment: str) -> Hints:
         name, equals, text = item.partition("=")
         if not equals:
             raise HintError(
-                f'the hint "{item}" is not key=value; hints are one word without spaces, '
-                f"for example {_LIST_EXAMPLE}"
+                f'the hint "{item}" is not key=value; hints are one word without spaces, and '
+                f'several values of one are joined by "+", for example {_LIST_EXAMPLE}'
             )
         key = _KEYS.get(name)
         if key is None:

@@ -224,6 +224,14 @@ def _read_sacct(path: Path) -> Trace:
             even = count if count and gpus % count == 0 else None
             user = (row.cells.get("User") or "").strip() or "unknown"
             found.append((row.moment("Submit"), elapsed_s, gpus, even, user))
+    if not found and (no_gpus or never_ran):
+        raise ConfigError(
+            f"has no job that can be simulated: {no_gpus} without gres/gpu in AllocTRES, "
+            f"{never_ran} that never ran",
+            file=str(path),
+            remedy="give the output of sacct for GPU jobs; GPUs are accounted for while "
+            "AccountingStorageTRES of slurm.conf has gres/gpu",
+        )
     found.sort(key=lambda one: one[0])
     jobs = [
         TraceJob(

@@ -126,6 +126,13 @@ def test_malformed_accounting_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, SACCT.replace("2024-05-01T09:00:00", "Unknown"))
     with pytest.raises(ConfigError, match=r"line 4, column Submit = 'Unknown'"):
         read_trace(f"sacct:{path}")
+    path.write_text(
+        "JobID|User|Submit|Elapsed|AllocTRES\n8|ann|2026-01-01T00:00:00|01:00:00|cpu=4,node=1\n"
+    )
+    with pytest.raises(
+        ConfigError, match="1 without gres/gpu in AllocTRES, 0 that .*AccountingStor"
+    ):
+        read_trace(f"sacct:{path}")
 
 
 def test_generated_traces_have_the_papers_distribution() -> None:
