@@ -130,7 +130,7 @@ def test_malformed_accounting_is_named(tmp_path: Path) -> None:
         "JobID|User|Submit|Elapsed|AllocTRES\n8|ann|2026-01-01T00:00:00|01:00:00|cpu=4,node=1\n"
     )
     with pytest.raises(
-        ConfigError, match="1 without gres/gpu in AllocTRES, 0 that .*AccountingStor"
+        ConfigError, match=r"1 without gres/gpu in AllocTRES, 0 that .*AccountingStor"
     ):
         read_trace(f"sacct:{path}")
 
