@@ -18,6 +18,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
+_MOST: Final = int(np.iinfo(np.int64).max)
+
 NOTHING: Final = -1
 """The current column of a job that holds nothing that is a column."""
 
@@ -55,7 +57,7 @@ class Where:
         smallest = np.zeros_like(ours)
         for number in range(facts.units.shape[1]):
             here = ours & (columns.kind == number)[None, :]
-            least = np.where(here, gpus, np.iinfo(np.int64).max).min(axis=1)
+            least = np.where(here, gpus, _MOST).min(axis=1)
             smallest |= here & (gpus == least[:, None])
         open_ = (ours & (gpus <= limits[:, None])) | smallest
         self._open_own(open_, smallest)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from operator import le
 from typing import Final
 
@@ -22,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slurm_synergy.core.relaxation import relaxed_prices
+from slurm_synergy.core.row_usage import rows_of
 from slurm_synergy.core.smoothing import smoothed_prices
 from slurm_synergy.core.sweep import Case, swept
 from slurm_synergy.errors import ModelError
@@ -126,21 +128,23 @@ class _Search:
         jobs, columns = choices.gains.shape
         self.idle = columns
         self.limits = choices.limits
-        self.takes = np.hstack([choices.takes, np.zeros((len(choices.limits), 1))])
-        # What a job takes more of each row when it moves from one column to another.
-        self.change = self.takes[:, None, :] - self.takes[:, :, None]
-        self.gains = np.full((jobs, columns + 1), 0.0)
+        takes, limits = choices.takes.astype(np.float64), self.limits.astype(np.float64)
+        self.rows = rows_of(takes.shape, takes.tobytes(), limits.tobytes())
+        self.takes, self.change = self.rows.takes, self.rows.change
+        self.gains = np.zeros((jobs, columns + 1))
         self.gains[:, :columns] = choices.gains
-        # A configuration that no longer fits even alone cannot be part of any answer.
-        alone = (choices.takes > choices.limits[:, None]).any(axis=0)
-        self.gains[:, :columns][:, alone] = -np.inf
-        served = np.isfinite(self.gains[:, :columns]).any(axis=1)
-        finite = self.gains[np.isfinite(self.gains)]
-        self.scale = float(np.abs(finite).max()) if finite.size and np.abs(finite).max() else 1.0
+        if self.rows.alone is not None:
+            self.gains[:, :columns][:, self.rows.alone] = -np.inf
+        finite = np.isfinite(self.gains)
+        largest = float(np.abs(self.gains[finite]).max(initial=0.0))
+        self.scale = largest or 1.0
         # Serving a forced job is worth more than all that the others could lose by it.
         self.penalty = (jobs + 1) * 2 * self.scale
-        self.gains[choices.forced & served, self.idle] = -self.penalty
+        if choices.forced.any():
+            served = finite[:, :columns].any(axis=1)
+            self.gains[choices.forced & served, self.idle] = -self.penalty
         self.jobs = jobs
+        self.each = np.arange(jobs)
 
     def value(self, chosen: Ints) -> float:
         """The objective, without the penalty of forced jobs that stay idle."""
@@ -150,7 +154,7 @@ class _Search:
     def is_feasible(self, chosen: Ints) -> bool:
         """Whether a choice fits, allows every configuration, and serves the forced jobs."""
         columns = self.columns(chosen)
-        gains = self.gains[np.arange(self.jobs), columns]
+        gains = self.gains[self.each, columns]
         served = (gains > -self.penalty).all()
         return bool(served and (self.used(columns) <= self.limits).all())
 
@@ -167,15 +171,14 @@ class _Search:
         """The bound at ``prices``, and every job's best configuration there."""
         reduced = self.gains - prices @ self.takes
         best = np.argmax(reduced, axis=1)
-        total = reduced[np.arange(self.jobs), best].sum() + prices @ self.limits
+        total = reduced[self.each, best].sum() + prices @ self.limits
         return float(total), np.where(best == self.idle, IDLE, best).astype(np.int64)
 
     def prices(self, start: Ints | None) -> Floats:
         """Prices at (nearly) the least bound; ``start`` is a choice that fits."""
         if not self.jobs or not len(self.limits):
             return np.zeros(len(self.limits))
-        _, chosen = self.at(np.zeros(len(self.limits)))
-        if (self.used(self.columns(chosen)) <= self.limits).all():
+        if (self.used(np.argmax(self.gains, axis=1)) <= self.limits).all():
             return np.zeros(len(self.limits))  # nothing is scarce
         if self.jobs > _FEW_JOBS or len(self.limits) > _FEW_ROWS:
             return smoothed_prices(self.gains, self.takes, self.limits)
@@ -192,8 +195,7 @@ class _Search:
         if not _is_better(bound, self.value(kept)):
             return kept  # nothing is
         found = self.improve(self.relieve(best, prices), prices)
-        rows, penalised = np.arange(self.jobs), self.gains
-        values = [float(penalised[rows, self.columns(one)].sum()) for one in (found, kept)]
+        values = [float(self.gains[self.each, self.columns(one)].sum()) for one in (found, kept)]
         return found if _is_better(*values) else kept
 
     def relieve(self, chosen: Ints, prices: Floats) -> Ints:
@@ -209,7 +211,7 @@ class _Search:
             relief = (np.clip(frees[full], 0.0, most) / most).sum(axis=0)
             spills = (frees[~full] < over[~full][:, None, None]).any(axis=0)
             helps = (relief > 0) & ~spills
-            loss = self.gains[np.arange(self.jobs), columns][:, None] - self.gains
+            loss = self.gains[self.each, columns][:, None] - self.gains
             # Beside the plain loss counts what the move takes or frees of the other rows.
             loss += (worth[None, :] - worth[:, None])[columns]
             cost = np.where(helps[columns], loss / np.maximum(relief, 1e-12)[columns], np.inf)
@@ -226,7 +228,7 @@ class _Search:
         ``cost`` ``(J, K + 1)`` is infinite where a move does not help; ``over`` is updated.
         """
         at = np.argmin(cost, axis=1)
-        least = cost[np.arange(self.jobs), at]
+        least = cost[self.each, at]
         order = np.argsort(least, kind="stable")
         moved = False
         for job in order[np.isfinite(least[order])]:
@@ -245,25 +247,28 @@ class _Search:
     def improve(self, chosen: Ints, prices: Floats) -> Ints:
         """Give what is left: moves of single jobs that fit, the largest gain first."""
         columns = self.columns(chosen)
-        rows = np.arange(self.jobs)
-        worth = prices @ self.takes
-        # Of equal gains the one that takes less of what is scarce.
-        dear = 1e-3 * np.maximum(worth[None, :] - worth[:, None], 0.0)
+        dear: Floats | None = None
         for _ in range(self.jobs + 1):
+            more = self.gains - self.gains[self.each, columns][:, None]
+            open_ = more > _LEAST_GAIN * self.scale
+            if not open_.any():
+                break
             left = self.limits - self.used(columns)
             # By the columns from which and to which a job moves.
             too_large: Bools = np.any(self.change > left[:, None, None], axis=0)
-            more = self.gains - self.gains[rows, columns][:, None]
-            closed = too_large[columns] | (more <= _LEAST_GAIN * self.scale)
-            more -= dear[columns]
-            more[closed] = -np.inf
-            at = np.argmax(more, axis=1)
-            best = more[rows, at]
-            order = np.argsort(-best, kind="stable")
-            order = order[np.isfinite(best[order])]
-            if not len(order):
+            open_ &= ~too_large[columns]
+            if not open_.any():
                 break
-            self._move(columns, at, order, left)
+            if dear is None:
+                worth = prices @ self.takes
+                # Of equal gains the one that takes less of what is scarce.
+                dear = 1e-3 * np.maximum(worth[None, :] - worth[:, None], 0.0)
+            more -= dear[columns]
+            more[~open_] = -np.inf
+            at = np.argmax(more, axis=1)
+            best = more[self.each, at]
+            order = np.argsort(-best, kind="stable")
+            self._move(columns, at, order[np.isfinite(best[order])], left)
         return np.where(columns == self.idle, IDLE, columns)
 
     def _move(self, columns: Ints, at: Ints, order: Ints, left: Floats) -> None:
@@ -271,8 +276,7 @@ class _Search:
 
         A few plain numbers for each of many jobs: arrays would take five times as long.
         """
-        # By the columns from which and to which a job moves.
-        change, room = self.change.transpose(1, 2, 0).tolist(), left.tolist()
+        change, room = self.rows.changes, left.tolist()
         pairs = zip(order.tolist(), at[order].tolist(), columns[order].tolist(), strict=True)
         for job, new, old in pairs:
             needs = change[old][new]
@@ -300,7 +304,7 @@ class _Search:
         if (left < 0).any():
             return None
         sizes = self._sizes(open_[undecided], left)
-        states = int(np.prod([size + 1 for size in sizes], dtype=np.float64))
+        states = prod([size + 1 for size in sizes])
         if states * int(counts[undecided].sum()) > _DP_WORK:
             return None
         options = {job: np.nonzero(open_[job])[0] for job in undecided.tolist()}
@@ -323,7 +327,7 @@ class _Search:
 
     def _cases(self, options: Mapping[int, Ints], losses: Floats) -> list[list[Case]]:
         """The ``options`` of each job with what it loses and gains by them, and what they take."""
-        takes, found = self.takes.T.astype(np.int64).tolist(), []
+        takes, found = self.rows.numbers, list[list[Case]]()
         for job, columns in options.items():
             worth = losses[job, columns].tolist(), self.gains[job, columns].tolist()
             found.append(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from enum import IntEnum
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -19,12 +20,14 @@ __all__ = [
     "LEAST_S",
     "NUMBERS",
     "Curves",
+    "Paced",
     "Row",
     "batches_at",
     "best_by_noise",
     "best_of",
     "goodput_of",
     "iteration_s",
+    "pace_of",
     "sync_s",
 ]
 
@@ -121,11 +124,35 @@ def goodput_of(
     most_rate: Floats,
 ) -> Floats:
     """Goodput ``(K,)`` with given batches, whether they are allowed or not."""
+    return pace_of(numbers, nodes, replicas, local, passes, most_rate).goodput(numbers)
+
+
+class Paced:
+    """Pairs with given batches: what their goodput follows from, but for the statistics."""
+
+    __slots__ = ("_rate", "_scale")
+
+    def __init__(self, rate: Floats, scale: Floats) -> None:
+        self._rate, self._scale = rate, scale
+
+    def goodput(self, numbers: Floats) -> Floats:
+        """Goodput ``(K,)`` with the statistics that the learners have."""
+        return np.asarray(self._rate * _worth(np.asarray(numbers).T, self._scale))
+
+
+def pace_of(
+    numbers: Floats,
+    nodes: Ints,
+    replicas: Ints,
+    local: Ints,
+    passes: Ints,
+    most_rate: Floats,
+) -> Paced:
+    """For ``goodput_of`` with the same batches and one statistics after another."""
     rows = np.asarray(numbers).T
     total = replicas * local * (passes + 1)
     step_s = iteration_s(rows[_TIMES], rows[Row.OVERLAP], nodes, replicas, local, passes)
-    scale = np.maximum(total / rows[Row.INITIAL], 1.0)
-    return np.asarray(np.minimum(total / step_s, most_rate) * _worth(rows, scale))
+    return Paced(np.minimum(total / step_s, most_rate), np.maximum(total / rows[Row.INITIAL], 1.0))
 
 
 class Curves:
@@ -148,6 +175,8 @@ class Curves:
         self._asked = np.empty((0, 2, len(_STATISTICS) + 1))
         self._found = np.empty((0, 2))
         self._which = np.empty((0, 2), dtype=np.int64)
+        # By curve and candidate, of those that were asked for.
+        self._batches: dict[int, dict[int, tuple[int, int]]] = {}
 
     def find(
         self,
@@ -206,9 +235,23 @@ class Curves:
         )
         return best, which
 
-    def batches(self, numbers: Floats, replicas: Ints, which: Ints) -> tuple[Ints, Ints]:
-        """``batches_at`` with as many candidates as the curves have."""
-        return batches_at(numbers, replicas, which, self._candidates)
+    def batches(self, at: Ints, numbers: Floats, replicas: Ints, which: Ints) -> tuple[Ints, Ints]:
+        """``batches_at`` with as many candidates as the curves have, for pairs as in ``tops``."""
+        known, missing = self._batches, False
+        found: list[tuple[int, int]] = []
+        for curve, candidate in zip(at.tolist(), which.tolist(), strict=True):
+            batch = known[curve].get(candidate) if curve in known else None
+            missing = missing or batch is None
+            found.append(batch or (0, 0))
+        if missing:
+            local, passes = batches_at(numbers, replicas, which, self._candidates)
+            found = list(zip(local.tolist(), passes.tolist(), strict=True))
+            for curve, candidate, batch in zip(at.tolist(), which.tolist(), found, strict=True):
+                if curve >= 0:
+                    known.setdefault(curve, {})[candidate] = batch
+            return local, passes
+        both = np.array(found, dtype=np.int64).reshape(-1, 2)
+        return both[:, 0], both[:, 1]
 
     def _numbered(self, configurations: Sequence[Hashable]) -> Ints:
         before, found = self._numbering
@@ -252,6 +295,8 @@ class Curves:
             self._rate[there], self._scale[there] = curve
             self._of[there] = made_from[part]
             self._asked[there] = np.nan
+            for curve in there.tolist():
+                self._batches.pop(curve, None)
         return at
 
     def _grow(self) -> None:
@@ -297,6 +342,7 @@ def _curve(numbers: Floats, nodes: Ints, replicas: Ints, candidates: int) -> tup
     return total / step_s * valid, np.maximum(total / initial, 1.0)
 
 
+@cache
 def _steps(candidates: int) -> Floats:
     return np.linspace(0.0, 1.0, candidates)
 

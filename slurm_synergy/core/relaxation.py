@@ -52,6 +52,7 @@ class _Steps:
     def __init__(self, gains: Floats, takes: Floats, limits: Floats, keys: Ints) -> None:
         self._gains, self._takes = gains, takes
         self._columns: list[list[float]] = takes.T.tolist()
+        self._units: list[list[float]] = np.eye(len(limits)).tolist()
         self._jobs, self._keys = np.arange(len(gains)), keys.copy()
         # Unlike amounts, so that no two rows are full at once.
         extra = _EXTRA * (1.0 + np.sqrt(np.arange(len(limits))))
@@ -59,26 +60,42 @@ class _Steps:
         self._left: list[float] = left.tolist()  # beside the keys
         self._entries: list[_Entry] = [(_ROW, row) for row in range(len(limits))]
         self._least = _TOLERANCE * float(np.abs(gains[np.isfinite(gains)]).max(initial=0.0))
+        # What follows from the basis, which has nothing but rows to begin with.
         self.prices: list[float] = [0.0] * len(limits)
+        self._inverse = self._units
+        self._value(np.zeros(()))
+        self._is_new = False
 
     def step(self) -> bool:
         """Let in what gains most at the prices of the basis; False if nothing does."""
-        inverse = _inverted([self._column(entry) for entry in self._entries])
-        worth = [self._worth(entry) for entry in self._entries]
-        self.prices = [_dot(worth, column) for column in zip(*inverse, strict=True)]
+        if self._is_new:
+            self._price()
         enters = self._enters()
         if enters is None:
             return False
-        column = self._column(enters)
-        rates = [_dot(row, column) for row in inverse]
-        amounts = [_dot(row, self._left) for row in inverse]
+        column, left = self._column(enters), self._left
+        rates = [_dot(row, column) for row in self._inverse]
+        amounts = [_dot(row, left) for row in self._inverse]
         return self._exchange(enters, rates, amounts)
+
+    def _price(self) -> None:
+        """What follows from the basis: its inverse, prices, what every cell is worth at these."""
+        self._is_new = False
+        inverse = self._inverse = _inverted([self._column(entry) for entry in self._entries])
+        worth = [self._worth(entry) for entry in self._entries]
+        self.prices = [_dot(worth, column) for column in zip(*inverse, strict=True)]
+        self._value(np.array(self.prices) @ self._takes)
+
+    def _value(self, costs: Floats) -> None:
+        self._reduced = self._gains - costs
+        self._at = self._reduced.argmax(axis=1)
+        self._top = self._reduced[self._jobs, self._at]
 
     def _column(self, entry: _Entry) -> list[float]:
         """What a unit of an entry takes of each row; of a job in the place of its key."""
         job, at = entry
         if job == _ROW:
-            return [float(row == at) for row in range(len(self._left))]
+            return self._units[at]
         key = self._columns[self._keys[job]]
         return [new - old for new, old in zip(self._columns[at], key, strict=True)]
 
@@ -90,14 +107,12 @@ class _Steps:
 
     def _enters(self) -> _Entry | None:
         """What gains most over the basis."""
-        reduced = self._gains - np.array(self.prices) @ self._takes
-        at = reduced.argmax(axis=1)
-        over = reduced[self._jobs, at] - reduced[self._jobs, self._keys]
+        over = self._top - self._reduced[self._jobs, self._keys]
         job = int(over.argmax())
-        row = min(range(len(self.prices)), key=self.prices.__getitem__)
-        if -self.prices[row] > max(float(over[job]), self._least):
-            return _ROW, row
-        return (job, int(at[job])) if over[job] > self._least else None
+        most, least = float(over[job]), min(self.prices)
+        if -least > max(most, self._least):
+            return _ROW, self.prices.index(least)
+        return (job, int(self._at[job])) if most > self._least else None
 
     def _exchange(self, enters: _Entry, rates: Sequence[float], amounts: Sequence[float]) -> bool:
         """Put ``enters`` in the place of what is used up first by it.
@@ -122,6 +137,7 @@ class _Steps:
             self._change_key(out, enters)
         elif leaves is not None:
             self._entries[leaves] = enters
+            self._is_new = True
         return leaves is not None or out is not None
 
     def _change_key(self, job: int, enters: _Entry) -> None:
@@ -131,6 +147,7 @@ class _Steps:
         if own:
             self._keys[job] = self._entries[own[0]][1]
             self._entries[own[0]] = enters
+            self._is_new = True
         else:
             self._keys[job] = enters[1]
         after = self._columns[self._keys[job]]
@@ -145,17 +162,25 @@ def _dot(one: Sequence[float], other: Sequence[float]) -> float:
 def _inverted(columns: Sequence[Sequence[float]]) -> list[list[float]]:
     """The inverse, by rows, of the matrix with those columns; few numbers, so without numpy."""
     size = len(columns)
-    rows = [
-        [*row, *(float(at == number) for at in range(size))]
-        for number, row in enumerate(zip(*columns, strict=True))
-    ]
-    for at in range(size):
-        pivot = max(range(at, size), key=lambda number: abs(rows[number][at]))
+    numbers = range(size)
+    rows: list[list[float]] = []
+    for number, numbers_of in enumerate(zip(*columns, strict=True)):
+        one = [*numbers_of, *([0.0] * size)]
+        one[size + number] = 1.0
+        rows.append(one)
+    for at in numbers:
+        pivot, most = at, abs(rows[at][at])
+        for number in range(at + 1, size):
+            if abs(rows[number][at]) > most:
+                pivot, most = number, abs(rows[number][at])
         rows[at], rows[pivot] = rows[pivot], rows[at]
         head = rows[at][at]
-        rows[at] = top = [one / head for one in rows[at]]
-        for number, row in enumerate(rows):
-            factor = row[at]
-            if number != at and factor:
+        if head != 1.0:
+            rows[at] = [one / head for one in rows[at]]
+        top = rows[at]
+        for number in numbers:
+            factor = rows[number][at]
+            if factor and number != at:
+                row = rows[number]
                 rows[number] = [one - factor * its for one, its in zip(row, top, strict=True)]
     return [row[size:] for row in rows]

@@ -44,7 +44,7 @@ def swept(
         rests.append(rest)
     states: _States = {tuple(room): (0.0, 0.0, ())}
     for cases, after in zip(jobs, reversed(rests), strict=False):
-        states = _next(states, sorted(cases), list(zip(after, prices, strict=True)), most)
+        states = _next(states, sorted(cases), after, prices, most)
         if len(states) > _MOST_STATES:
             return None
     if not states:
@@ -56,12 +56,13 @@ def swept(
 def _next(
     states: _States,
     cases: Sequence[Case],
-    rest: Sequence[tuple[int, float]],
+    rest: Sequence[int],
+    prices: Sequence[float],
     most: float,
 ) -> _States:
     """The states with one job more, of which ``cases`` are the choices, by what they lose.
 
-    ``rest`` is how much of each row the jobs that follow could take, with its price.
+    ``rest`` is how much of each row the jobs that follow could take.
     """
     found: dict[tuple[int, ...], _State] = {}
     for room, (lost, gained, picked) in states.items():
@@ -73,7 +74,7 @@ def _next(
             if min(left) < 0:
                 continue
             lacking = loss
-            for free, (could, price) in zip(left, rest, strict=True):
+            for free, could, price in zip(left, rest, prices, strict=True):
                 if free > could:
                     lacking += (free - could) * price
             if lacking > spare:

@@ -29,9 +29,9 @@ def normalise(goodput: Floats, least_gpus: Floats) -> Floats:
     ``goodput`` has shape ``(J, K)``, 0 or NaN where the configuration is not possible: those are
     NaN in the answer. ``least_gpus`` has shape ``(J,)``. A row without any entry stays empty.
     """
-    known = np.where(np.isfinite(goodput) & (goodput > 0), goodput, np.nan)
-    smallest = np.nanmin(known, axis=1, initial=np.inf)
-    rows: Floats = known / smallest[:, None] * least_gpus[:, None]
+    known = np.isfinite(goodput) & (goodput > 0)
+    smallest = np.where(known, goodput, np.inf).min(axis=1, initial=np.inf)
+    rows: Floats = np.where(known, goodput, np.nan) / smallest[:, None] * least_gpus[:, None]
     return rows
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slurm_synergy.core.allowed import NOTHING, Where
-from slurm_synergy.core.batch_curves import Row, best_of, goodput_of
+from slurm_synergy.core.batch_curves import Row, best_of, goodput_of, pace_of
 from slurm_synergy.core.columns import Columns, scale_limits
 from slurm_synergy.core.configurations import Usage
 from slurm_synergy.core.facts import Fact, Facts, FactsOf, learner_on
@@ -121,9 +121,9 @@ class _Frame:
     ``goodput`` has the cells that do not depend on that noise, ``local`` and ``passes`` their
     batches. ``choosing`` are the others, of jobs that may choose their batch; ``chooses``
     ``(J, K)`` tells which these are, and ``fed`` what all cells are fed by the share. ``keeping``
-    are those of them where a job holds a batch that it may keep, ``kept`` these batches, ``hopes``
-    whether cores that are lent could be of use anywhere. ``unknown`` are cells of which no speed
-    is known.
+    are those of them where a job holds a batch that it may keep, ``own_pace`` how fast it is with
+    that, ``curve_of`` ``(J, K)`` where curves of cells are kept, ``hopes`` whether cores that are
+    lent could be of use anywhere. ``unknown`` are cells of which no speed is known.
     """
 
     def __init__(
@@ -154,6 +154,7 @@ class _Frame:
         self.goodput = np.zeros(cells)
         self.local = np.zeros(cells, dtype=np.int64)
         self.passes = np.zeros(cells, dtype=np.int64)
+        self.curve_of = np.full(cells, NOTHING, dtype=np.int64)
         if self.goodput.size:
             self._fill()
         # What is kept between rounds must not keep their jobs.
@@ -202,7 +203,9 @@ class _Frame:
             self.local[fixed.rows, fixed.at], self.passes[fixed.rows, fixed.at] = batch
         self.fed, self.chooses = fed, modelled & adaptive[:, None]
         self.choosing = self._all_of(self.chooses, fed)
-        self.keeping, self.kept = self._keeping()
+        self.keeping, kept = self._keeping()
+        own, (replicas, local, passes) = self.keeping, kept.T
+        self.own_pace = pace_of(own.numbers(facts), own.nodes, replicas, local, passes, own.fed)
         self.hopes = bool((self.chooses & np.isfinite(fed)).any())
         self.owns_batch = facts[Fact.OWNS_BATCH].astype(bool)
         unknown = certain & ~modelled & ~linear
@@ -266,11 +269,12 @@ class _Cells:
         if frame.curves is None:
             slots, all_ = facts.slots[some.rows], frame.columns.all
             frame.curves = curves.find(slots, all_, some.at, numbers, some.nodes, some.replicas)
+            frame.curve_of[some.rows, some.at] = frame.curves
         found = curves.tops(frame.curves, numbers, some.nodes, some.replicas, some.fed)
         self.goodput[some.rows, some.at], self.which[some.rows, some.at] = found
         some = frame.keeping
         if len(some.rows):
-            now_ = _with_own(some, frame.kept, facts)
+            now_ = frame.own_pace.goodput(some.numbers(facts))
             stays = now_ * BATCH_GAIN >= self.goodput[some.rows, some.at]
             self.goodput[some.rows[stays], some.at[stays]] = now_[stays]
             self.stays[some.rows] = stays
@@ -339,7 +343,8 @@ class _Batches:
         if frame.hopes:
             self._hope(some, which, stays)
         runs = cells.goodput[rows, columns] > 0
-        found = self._known.curves.batches(some.numbers(facts), some.replicas, which)
+        curves = frame.curve_of[rows, columns]
+        found = self._known.curves.batches(curves, some.numbers(facts), some.replicas, which)
         local, passes = (
             np.where(stays, own, one * runs)
             for own, one in zip(facts.batches[rows].T[1:], found, strict=True)

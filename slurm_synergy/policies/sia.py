@@ -42,7 +42,7 @@ __all__ = ["SIA", "Offer", "Sia"]
 
 # What standing in the queue counts for: it decides between jobs that gain the same.
 _TIE = 1e-6
-_PARAMETERS = ("power", "idle_cost", "most_factor", "gap")
+_PARAMETERS = ("power", "idle_cost", "most_factor", "restart_weight", "gap")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +70,16 @@ class Offer:
 class Sia:
     """The policy. ``power`` is the fairness exponent p, ``idle_cost`` lambda, ``gap`` how near to
     the best choice is near enough, relative. ``most_factor`` is what a move counts at most of the
-    same gain in place: it must be below 1, or jobs could change places for ever."""
+    same gain in place: it must be below 1, or jobs could change places for ever. With a
+    ``restart_weight`` above 1 a restart counts as so many times the seconds that it takes: jobs are
+    moved less often than published, and are later on average (docs/reproduction.md)."""
 
     name: str = "sia"
     power: float = -0.5
     idle_cost: float = IDLE_COST
     gap: float = 1e-4
     most_factor: float = 0.999
+    restart_weight: float = 1.0
 
     @property
     def parameters(self) -> Mapping[str, float]:
@@ -153,7 +156,7 @@ class Sia:
         factors = restart_factor(
             np.array([max(snapshot.now_s - one.job.submitted_s, 0.0) for one in jobs], dtype=float),
             np.array([one.restarts for one in jobs], dtype=float),
-            np.array([one.profile.restart_s for one in jobs], dtype=float),
+            self.restart_weight * np.array([one.profile.restart_s for one in jobs], dtype=float),
         )
         found = gains(
             normalise(worth.goodput, worth.least_gpus),
@@ -181,7 +184,7 @@ def _as_now(worth: Worth, brings: Floats) -> Ints | None:
     """Each job on the column that it holds, if it may stay there."""
     if not brings.size:
         return None
-    here = np.take_along_axis(brings, worth.current[:, None], axis=1)[:, 0]
+    here = brings[np.arange(len(brings)), worth.current]  # the last column where it holds none
     return np.where((worth.current >= 0) & np.isfinite(here), worth.current, IDLE)
 
 
@@ -287,6 +290,8 @@ class _Round:
 
     def _waiting(self, placed: Placed) -> dict[int, Reason]:
         waiting = dict(self._jobs.waiting)
+        if len(self._layouts) == len(self._jobs.competing) + len(self._jobs.kept):
+            return waiting
         unplaced, words = set(placed.unplaced), _Words(self._snapshot, self._offer)
         for row, status in enumerate(self._jobs.competing):
             job_id = status.job.job_id

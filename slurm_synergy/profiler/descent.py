@@ -9,6 +9,7 @@ seven equations do.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import sqrt
 from typing import Final
 
 import numpy as np
@@ -46,15 +47,16 @@ _NEAR: Final = 1e-2
 _ENOUGH: Final = 1e-4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Point:
-    """The loss somewhere, and what its slopes are made from."""
+    """The loss somewhere, and what its slopes are made from.
+
+    ``times`` and ``logs`` ``(2, N)`` are seconds of passes and of synchronising.
+    """
 
     loss: float
-    compute: Floats
-    sync: Floats
-    log_compute: Floats
-    log_sync: Floats
+    times: Floats
+    logs: Floats
     log_step: Floats
     off: tuple[Floats, Floats]
     norms: tuple[float, float]
@@ -86,18 +88,19 @@ class Loss:
 
     def at(self, values: Floats) -> _Point:
         """The loss there."""
-        gamma = values[GAMMA]
-        compute = self._compute @ values[:ALPHA_N]
-        sync = self._sync @ values[ALPHA_N:GAMMA] + self._alone
-        log_compute, log_sync = np.log(compute), np.log(sync)
-        log_step = np.logaddexp(gamma * log_compute, gamma * log_sync) / gamma
-        off = log_compute - self._measured[0], log_step - self._measured[1]
-        norms = [float(np.sqrt(one @ one / self._count)) for one in off]
         plain = values.tolist()
+        gamma, count = plain[GAMMA], self._count
+        times = np.empty((2, count))
+        np.matmul(self._compute, values[:ALPHA_N], out=times[0])
+        np.matmul(self._sync, values[ALPHA_N:GAMMA], out=times[1])
+        times[1] += self._alone
+        logs = np.log(times)
+        log_step = np.logaddexp(*(gamma * logs)) / gamma
+        off = logs[0] - self._measured[0], log_step - self._measured[1]
+        norms = sqrt(off[0].dot(off[0]) / count), sqrt(off[1].dot(off[1]) / count)
         growth = sum([(plain[beta] / plain[alpha]) ** 2 for alpha, beta in _SYNCS])
-        small = _OVERLAP_WEIGHT * (plain[GAMMA] - 1) ** 2 + _GROWTH_WEIGHT * growth
-        logs = log_compute, log_sync, log_step
-        return _Point(sum(norms) + small, compute, sync, *logs, off, (norms[0], norms[1]))
+        small = _OVERLAP_WEIGHT * (gamma - 1) ** 2 + _GROWTH_WEIGHT * growth
+        return _Point(sum(norms) + small, times, logs, log_step, off, norms)
 
     def slopes(self, values: Floats, point: _Point, is_near: bool) -> tuple[Floats, Floats]:
         """Gradient ``(7,)`` and curvature ``(7, 7)``, which is never negative.
@@ -106,13 +109,13 @@ class Loss:
         perfect fit where there is one; ``is_near`` takes the one of the norms themselves.
         """
         gamma, count = values[GAMMA], self._count
-        log_compute, log_sync = point.log_compute, point.log_sync
+        log_compute, log_sync = point.logs
         part = np.exp(gamma * (log_sync - point.log_step))
         own = 1 - part
-        passes = self._compute / point.compute[:, None]
+        passes = self._compute / point.times[0][:, None]
         steps = np.empty((count, 7))
-        steps[:, :ALPHA_N] = passes * own[:, None]
-        steps[:, ALPHA_N:GAMMA] = self._sync * (part / point.sync)[:, None]
+        np.multiply(passes, own[:, None], out=steps[:, :ALPHA_N])
+        np.multiply(self._sync, (part / point.times[1])[:, None], out=steps[:, ALPHA_N:GAMMA])
         steps[:, GAMMA] = (log_compute * own + log_sync * part - point.log_step) / gamma
         gradient, curvature = _modesty(values)
         for off, norm, by in zip(point.off, point.norms, (passes, steps), strict=True):
@@ -161,10 +164,11 @@ def descend(loss: Loss, lower: Floats, upper: Floats, start: Floats) -> Floats:
         if not len(free):
             break
         system = curvature[free][:, free]
-        scale, slope = np.diag(system.diagonal() + _SMALLEST), gradient[free]
+        scale, slope = system.diagonal() + _SMALLEST, gradient[free]
         while damping <= _DAMPING[1]:
-            there = values.copy()
-            there[free] -= np.linalg.solve(system + damping * scale, slope)
+            there, damped = values.copy(), system.copy()
+            damped.reshape(-1)[:: len(free) + 1] += damping * scale
+            there[free] -= np.linalg.solve(damped, slope)
             there = np.minimum(np.maximum(there, lower), upper)
             found = loss.at(there)
             if found.loss < point.loss:

@@ -6,6 +6,7 @@ gradient are known as they are. Three regimes tell what is known before that.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
 
@@ -47,13 +48,13 @@ class Learning:
             elif regime is Profiling.BOOTSTRAP:
                 self._observed[kind] = training.alone(kind)
         self._epoch = (0, float(training.model.batch[0]))
-        self.belief = self._believe(profile)
+        self.belief = self._believe(profile, self._speeds())
 
     def watch(self, placement: Placement, done: float) -> None:
         """Take in that the job has run there, and got as far as ``done`` useful samples."""
         training, kind = self._training, placement.gpu_type
         pattern = canonical(training.pattern(placement))
-        batch = placement.batch or training.batch_on(kind, pattern)
+        batch = placement.batch or training.batch_on(kind, pattern, wider=True)
         epoch = (training.application.epoch(done / training.model.batch[0]), float(batch.total))
         known = self._observed.get(kind, frozenset())
         is_seen = any(
@@ -67,11 +68,16 @@ class Learning:
             self._observed[kind] = known | {(pattern, batch.local)}
         if kind in self._observed:
             self._explored[kind] = max(self._explored[kind], placement.gpus)
-        self.belief = self._believe(self.belief)
+        # As the same object while only the statistics are new, so that it need not be looked into.
+        before = self.belief.scaling
+        is_new = before is None or not is_seen or grew
+        speeds = self._speeds() if before is None or is_new else before.speeds
+        self.belief = self._believe(self.belief, speeds)
 
-    def _believe(self, profile: Profile) -> Profile:
+    def _speeds(self) -> dict[str, TypeSpeed]:
+        """By GPU type, of all that was observed."""
         training = self._training
-        speeds = {
+        return {
             kind: TypeSpeed(
                 model=training.fit(kind, observed),
                 local_least=training.model.local_least,
@@ -81,5 +87,7 @@ class Learning:
             )
             for kind, observed in self._observed.items()
         }
-        statistics = training.statistics(*self._epoch)
+
+    def _believe(self, profile: Profile, speeds: Mapping[str, TypeSpeed]) -> Profile:
+        statistics = self._training.statistics(*self._epoch)
         return replace(profile, scaling=Scaling(speeds=speeds, statistics=statistics))

@@ -50,7 +50,7 @@ class Training:
     def pace(self, placement: Placement, profile: Profile) -> Pace:
         """How the job advances there. Raises ModelError where nothing like it was measured."""
         pattern = self.pattern(placement)
-        batch = placement.batch or self.batch_on(placement.gpu_type, pattern)
+        batch = placement.batch or self.batch_on(placement.gpu_type, pattern, wider=True)
         fed = _fed(profile, placement)
         key = (placement.gpu_type, canonical(pattern), batch, fed)
         if key not in self._paces:
@@ -64,8 +64,9 @@ class Training:
 
     def rate(self, placement: Placement, profile: Profile) -> float:
         """Samples/s there, useful or not. Raises ModelError as ``pace``."""
-        gpu_rate = self.gpu_rate(placement.gpu_type, self.pattern(placement), placement.batch)
-        return min(gpu_rate, _fed(profile, placement))
+        kind, pattern = placement.gpu_type, self.pattern(placement)
+        batch = placement.batch or self.batch_on(kind, pattern, wider=True)
+        return min(self.gpu_rate(kind, pattern, batch), _fed(profile, placement))
 
     def gpu_rate(
         self, kind: str, pattern: tuple[int, ...], batch: BatchSize | None = None
@@ -98,14 +99,19 @@ class Training:
         statistics = self.application.statistics(epoch, total)
         return float(gain(statistics, max(total / self.model.batch[0], 1.0)))
 
-    def batch_on(self, kind: str, pattern: Sequence[int]) -> BatchSize:
-        """How the job's own batch is spread there, with as few passes as the GPUs' memory lets."""
+    def batch_on(self, kind: str, pattern: Sequence[int], *, wider: bool = False) -> BatchSize:
+        """How the job's own batch is spread there, with as few passes as the GPUs' memory lets.
+
+        Raises ModelError where that was not measured, but with ``wider`` only if it might have
+        been: not for a job that runs on more nodes than there were.
+        """
         total = self.own_batch or self.model.batch[0]
         replicas = self.model.replicas(kind, sum(pattern))
         most = self.model.local_most[kind]
+        beyond = wider and self._is_wider(kind, pattern)
         for passes in range(1, _MOST_PASSES):
             local = max(round(total / (replicas * passes)), 1)
-            if local <= most and self.times(kind, pattern, local) is not None:
+            if local <= most and (beyond or self.times(kind, pattern, local) is not None):
                 return BatchSize(local=local, replicas=replicas, accumulation=passes - 1)
         raise ModelError(
             f"{self.application.name} was not measured near a batch of {total} on {replicas} GPUs "
@@ -121,6 +127,12 @@ class Training:
             return None
         step_s, sync_s = (one * self.model.slowdown for one in found)
         return max(step_s - sync_s, 1e-6), step_s
+
+    def _is_wider(self, kind: str, pattern: Sequence[int]) -> bool:
+        """Whether these are more nodes than anything was measured on, as on larger pools."""
+        table = self.application.steps[kind]
+        measured = [len(one) for one in table.placements] + table.scale[:, 0].tolist()
+        return not self.model.stages and len(pattern) > max(measured, default=0)
 
     def _pipelined(self, kind: str, pattern: Sequence[int]) -> tuple[float, float] | None:
         """The same of copies that are split over stages (algorithms C.9)."""

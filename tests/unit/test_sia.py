@@ -222,6 +222,18 @@ def test_restarts_make_a_job_stay_where_it_is() -> None:
     assert moved == [True, False]
 
 
+def test_a_restart_that_weighs_more_makes_a_job_stay_sooner() -> None:
+    belief = known(scaling(explored={"v100": 2}, noise=1e3), restart_s=100.0)
+    one = running(elastic(1, submitted_s=-1000.0), holds(1, "v100", 2, "v100_0"), belief)
+    moved = []
+    for weight in (0.0, 1.0, 100.0):
+        policy = replace(SIA, restart_weight=weight)
+        found = policy.choose(snapshot(pool(), [one]))
+        moved.append(shapes(found)[1] != ("v100", 2, 1))
+        assert found.solver["parameters"] == policy.parameters
+    assert moved == [True, True, False]
+
+
 def test_what_fits_no_node_never_fits_and_what_is_out_of_reach_waits() -> None:
     jobs = [pending(job(1, 9), profile()), pending(job(2, 40, nodes=5), profile())]
     found = SIA.choose(snapshot(pool(), jobs))
