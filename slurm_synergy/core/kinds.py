@@ -77,7 +77,8 @@ class Pool:
         for kind, node in enumerate(self.kinds):
             by_type.setdefault(node.gpu_type, []).append(kind)
         self.types = tuple((name, tuple(by_type[name])) for name in sorted(by_type))
-        self._on_one: dict[tuple[int, int], GpuLayout] = {}
+        # By the number of GPUs, and by node.
+        self._on_one: dict[int, list[GpuLayout | None]] = {}
         self._breadth: dict[tuple[str, ...], int] = {(): len(self.types)}
         self._only_kind: dict[tuple[str, ...], int | None] = {}
 
@@ -101,10 +102,13 @@ class Pool:
 
     def on_one(self, number: int, gpus: int) -> GpuLayout:
         """``gpus`` GPUs of one node: the same object whenever asked."""
-        found = self._on_one.get((number, gpus))
+        row = self._on_one.get(gpus)
+        if row is None:
+            row = self._on_one[gpus] = [None] * len(self.nodes)
+        found = row[number]
         if found is None:
             node = self.nodes[number]
-            found = self._on_one[number, gpus] = (node.gpu_type, ((node.name, gpus),))
+            found = row[number] = (node.gpu_type, ((node.name, gpus),))
         return found
 
 

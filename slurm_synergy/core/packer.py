@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter, itemgetter
+from operator import itemgetter
+from typing import cast
 
 from slurm_synergy.core.regrouping import pack_around, pack_at_last
 from slurm_synergy.core.request import Request, Step, Trail
@@ -15,10 +16,10 @@ Mark = tuple[int, Room]
 """A number of steps of a trail, and what is left after them; not to be changed."""
 
 _STEPS_BETWEEN_MARKS = 16
+_RUN = 64
+"""At most so many jobs that stay are booked at once."""
 _REQUEST: Callable[[Step], Request] = itemgetter(0)
 _PARTS: Callable[[Step], Parts] = itemgetter(2)
-_JOB_ID: Callable[[Request], int] = attrgetter("job_id")
-_HELD: Callable[[Request], GpuLayout] = attrgetter("held")
 
 
 class Packer:
@@ -50,6 +51,8 @@ class Packer:
             for request in requests
             if request.held is not None and not request.pinned
         }
+        # Jobs that have come since claims were last looked up: theirs are void.
+        self._come: list[int] = []
         # What neither an added job nor a claim takes; made when a job first needs it.
         self._unclaimed: Room | None = None
         # What all added jobs leave that are where they run: the most that repacking could find.
@@ -110,20 +113,21 @@ class Packer:
         added: list[Request] = []
         if self._anchored is not None:
             return added
-        book, take_if_free = self._room.book, self._room.take_if_free
-        trail, claims = self.trail, self._claims
+        book, trail = self._room.book, self.trail
         is_simple = self.is_plain and not self._refused and not self._is_mixed
-        stayed: list[Request] = []
+        run: list[Request] = []
         for request in requests:
-            if request.may_stay and request.job_id in claims:  # as _stay
-                if not take_if_free(request.held_parts):
-                    break
-                stayed.append(request)
-                added.append(request)
+            if request.may_stay and not request.pinned:  # as _stay, since it has a claim
+                run.append(request)
+                if len(run) == _RUN:
+                    if not self._stay_on(run, added):
+                        return added
+                    run.clear()
                 continue
-            if stayed:
-                self._note_staying(stayed)
-                stayed.clear()
+            if run:
+                if not self._stay_on(run, added):
+                    return added
+                run.clear()
             if request.held is not None:
                 is_simple = False
                 if not self._stay(request):
@@ -136,23 +140,33 @@ class Packer:
             elif not self._put_new(request):
                 break
             added.append(request)
-        if stayed:
-            self._note_staying(stayed)
+        if run:
+            self._stay_on(run, added)
         return added
+
+    def _stay_on(self, run: list[Request], added: list[Request]) -> bool:
+        """Add those of ``run``, which have claims, where they are; whether nobody is there.
+
+        Of those that were added ``added`` is told, which are the first of them.
+        """
+        count = self._room.take_while_free([request.held_parts for request in run])
+        stay = run if count == len(run) else run[:count]
+        if stay:
+            self._note_staying(stay)
+            added += stay
+        return stay is run
 
     def _note_staying(self, requests: Sequence[Request]) -> None:
         """These jobs, which had claims, were added where they are."""
         self._fill()
         self.is_plain = False
-        ids = list(map(_JOB_ID, requests))
+        ids = [request.job_id for request in requests]
         self._added.update(zip(ids, requests, strict=True))
-        self._layouts.update(zip(ids, map(_HELD, requests), strict=True))
+        places = cast(list[GpuLayout], [request.held for request in requests])
+        self._layouts.update(zip(ids, places, strict=True))
         if self._staying is not None:
             self._staying.update(ids)
-        if len(ids) == len(self._claims):
-            self._claims.clear()
-        for job_id in ids if self._claims else ():
-            del self._claims[job_id]
+        self._come += ids
 
     def _stay(self, request: Request) -> bool:
         """Add a job where it is, unless it may not stay, or somebody is there."""
@@ -211,6 +225,11 @@ class Packer:
         theirs as well, which somebody had taken for the time being: those that hold nothing are
         packed anew, largest first. None where there is more to say.
         """
+        found = self.staying_again()
+        return None if found is None else {**self._layouts, **found[1]}
+
+    def staying_again(self) -> tuple[frozenset[int], Mapping[int, GpuLayout]] | None:
+        """As ``packed_again``: who is there on the GPUs that it holds, and where all others are."""
         staying = self._staying
         if not staying:
             return None
@@ -222,7 +241,10 @@ class Packer:
             if request.may_stay and not room.take_if_free(request.held_parts):
                 return None
         packed = pack_around(room, movers, lambda one: one.may_stay)
-        return None if packed is None else {**self._layouts, **packed}
+        if packed is None:
+            return None
+        back = [request.job_id for request in movers if request.may_stay]
+        return frozenset(staying).union(back), packed
 
     def layout(self, job_id: int) -> GpuLayout | None:
         """Where ``job_id`` was put, or None."""
@@ -292,8 +314,12 @@ class Packer:
     def _avoiding(self) -> Room | None:
         """What neither an added job nor a claim takes; None where nobody claims anything."""
         if self._unclaimed is None and self._claims:
-            self._unclaimed = self._room.copy()
-            self._unclaimed.take_all(self._claims.values())
+            for job_id in self._come:
+                self._claims.pop(job_id, None)
+            self._come.clear()
+            if self._claims:
+                self._unclaimed = self._room.copy()
+                self._unclaimed.take_all(self._claims.values())
         return self._unclaimed
 
     def _elsewhere(self, request: Request) -> GpuLayout | None:

@@ -27,14 +27,15 @@ from slurm_synergy.core.model import (
 from slurm_synergy.core.packer import Mark, Packer, pack_gpus
 from slurm_synergy.core.pipeline import floor_share
 from slurm_synergy.core.regrouping import largest_first
-from slurm_synergy.core.request import NEEDS_BY, Asked, Request, Step, Trail, layout_of
+from slurm_synergy.core.request import Asked, Request, Step, Trail, layout_of, needs_by
 from slurm_synergy.core.resources import Resources
-from slurm_synergy.core.room import GpuLayout, Need, Needs, Parts, Pool, Shape, parts_of
+from slurm_synergy.core.room import Amounts, GpuLayout, Need, Needs, Parts, Pool, Shape, parts_of
 from slurm_synergy.core.snapshot import held, keeps_all
 from slurm_synergy.core.values import maker
 
 __all__ = [
     "Packer",
+    "Plain",
     "Request",
     "Requests",
     "Rule",
@@ -50,6 +51,8 @@ Rule = Callable[[JobStatus, Node, int], Resources]
 
 _FORGOTTEN_AT_LEAST = 1000
 _MOST_SORTS = 100_000
+_ONE_AT_BEST = (None, 1)
+"""Numbers of nodes that let a job be on a single one."""
 
 _GRANT_OF: Callable[[Request], Any] = attrgetter("grant")
 _LAYOUT: Callable[[Step], GpuLayout] = itemgetter(1)
@@ -57,6 +60,16 @@ _REQUEST = maker(Request)
 _GRANT = maker(Grant)
 # Until Python 3.12, looking up a member of an enumeration takes longer than comparing it.
 _RUNNING = JobPhase.RUNNING
+
+
+Plain = tuple[Request, int, Asked, Resources]
+"""A job that runs as asked on a single node: the number of that, and what it holds there.
+
+Where most jobs stay, a round need not look at what lies behind them, each somewhere else.
+"""
+
+_Running = tuple[Job, Profile, Placement, Plain]
+"""Such a job, and what it was made of."""
 
 
 class _Lasting:
@@ -71,7 +84,7 @@ class _Lasting:
         # Of jobs that hold nothing, with what they were made from.
         self.requests: dict[int, tuple[Job, Profile, Request]] = {}
         # Of jobs that run as asked on a single node, likewise.
-        self.running: dict[int, tuple[Job, Profile, Placement, Request]] = {}
+        self.running: dict[int, _Running] = {}
         # What jobs that are alike ask for; the profile is kept so that its id stays its own.
         self._sorts: dict[tuple[object, ...], tuple[Profile, Asked]] = {}
         self._reaches: dict[tuple[Shape, Need], int] = {}
@@ -124,7 +137,7 @@ class _Lasting:
     def asked(self, status: JobStatus) -> Asked:
         """What a job asks for as the user has it."""
         job, profile = status.job, status.profile
-        key = (id(profile), NEEDS_BY(job))
+        key = needs_by(job, profile)
         found = self._sorts.get(key)
         if found is None:
             if len(self._sorts) > _MOST_SORTS:
@@ -158,8 +171,12 @@ class Requests:
         self._usable = snapshot.usable
         self._floors = self._lasting.needs(floor_share)
         self._made: dict[int, Request] = {}
+        # Of the jobs that ``of_holding`` was asked for, in this order.
+        self.plain: list[Plain] = []
         self._packed: tuple[list[Request], Mapping[int, GpuLayout | None]] = ([], {})
         self._counted: tuple[list[Request], frozenset[int] | None] = ([], None)
+        # The packing of the requests of ``_counted``, if it is known but for being written down.
+        self._again: Callable[[], Mapping[int, GpuLayout]] | None = None
         # The packer that put just the requests of ``_packed``, one after the other, if one did.
         self._adopted: Packer | None = None
         self._granted: tuple[tuple[Grant, ...], Sequence[Request]] = ((), ())
@@ -176,7 +193,10 @@ class Requests:
         """``pack_gpus`` of these requests, remembered until others are asked for."""
         before, packed = self._packed
         asked = list(requests)
-        if asked != before:
+        if self._again is not None and asked == self._counted[0]:
+            packed = self._again()
+            self._packed, self._adopted, self._again = (asked, packed), None, None
+        elif asked != before:
             packed = pack_gpus(self.pool, asked, self._lasting.largest_first)
             self._packed, self._adopted = (asked, packed), None
         elif self._adopted is not None:
@@ -192,7 +212,7 @@ class Requests:
         if asked == self._packed[0]:
             return None
         if asked != self._counted[0]:
-            self._counted = asked, staying_if_all_fit(self.pool, asked)
+            self._counted, self._again = (asked, staying_if_all_fit(self.pool, asked)), None
         return self._counted[1]
 
     def layouts(self, requests: Sequence[Request]) -> list[GpuLayout | None]:
@@ -204,7 +224,7 @@ class Requests:
 
     def adopt(self, requests: list[Request], packer: Packer) -> None:
         """Take over how ``packer`` put exactly these, where ``pack`` would do the very same."""
-        lasting, self._adopted = self._lasting, None
+        lasting, self._adopted, self._again = self._lasting, None, None
         if packer.is_plain:
             ordered = largest_first(requests, min(packer.retraced, lasting.ordered))
             lasting.trail, lasting.ordered = packer.trail, min(ordered, len(packer.trail))
@@ -214,9 +234,10 @@ class Requests:
             elif ordered == len(requests):
                 self._packed = (requests, packer.layouts)
             return
-        packed = packer.packed_again()
-        if packed is not None:
-            self._packed = (requests, packed)
+        found = packer.staying_again()
+        if found is not None:
+            self._packed, self._counted = ([], {}), (requests, found[0])
+            self._again = lambda: {**packer.layouts, **found[1]}
 
     def packer(self, holding: Iterable[Request]) -> Packer:
         """A packer for jobs of which ``holding`` hold something."""
@@ -330,15 +351,24 @@ class Requests:
         return packer.retrace(count)
 
     def extend(
-        self, packer: Packer, walk: Iterable[JobStatus], holding: Mapping[int, Request]
+        self,
+        packer: Packer,
+        walk: Sequence[JobStatus],
+        known: Sequence[Request | None],
+        begin: int,
     ) -> list[Request]:
-        """``Packer.extend`` by the requests of ``walk``; ``holding`` are known by job id."""
-        return packer.extend(holding.get(one.job.job_id) or self.of(one) for one in walk)
+        """``Packer.extend`` from ``begin`` on, by the requests of ``walk`` so far as not ``known``.
+
+        These are those of jobs that hold something, and stand at the same places.
+        """
+        of = self.of
+        return packer.extend(known[at] or of(walk[at]) for at in range(begin, len(walk)))
 
     def of_holding(self, statuses: Iterable[JobStatus]) -> dict[int, Request]:
         """``of`` by job id, for those of ``statuses`` that hold something that they may keep."""
         found: dict[int, Request] = {}
-        made, running = self._made, self._lasting.running
+        made, running, on_one_node = self._made, self._lasting.running, self._on_one_node()
+        add = self.plain.append
         for status in statuses:
             job, lease, request = status.job, status.lease, None
             job_id = job.job_id
@@ -353,44 +383,62 @@ class Requests:
                     and known[1] is status.profile
                     and known[2] is now
                 ):
-                    request = known[3]
+                    row: Plain | None = known[3]
                 else:
-                    request = self._on_one_node(status, now)
+                    row = on_one_node(status, job, now)
+                if row is not None:
+                    add(row)
+                    request = row[0]
             found[job_id] = request or self.of(status)
         made.update(found)
         return found
 
-    def _on_one_node(self, status: JobStatus, now: Placement) -> Request | None:
+    def _on_one_node(self) -> Callable[[JobStatus, Job, Placement], Plain | None]:
         """``_make`` of a job that runs as asked, in a third of the time; None for any other.
 
         That is one on a single node that can be used, which may be stopped and follows leases.
         What it asks for is kept for the next rounds.
         """
-        job, profile, pool = status.job, status.profile, self.pool
-        if len(now.shares) != 1 or not (job.preemptible and job.wrapped):
-            return None
-        ((name, share),) = now.shares
-        asked = self._lasting.asked(status)
-        gpus, nodes, types = asked.shape
-        if gpus != share.gpus or nodes not in (None, 1) or types or name not in self._usable:
-            return None
-        number = pool.number[name]
-        layout = pool.on_one(number, gpus)
-        if layout[0] != now.gpu_type:
-            return None
-        made = _REQUEST(
-            job_id=job.job_id,
-            alike=asked,
-            shape=asked.shape,
-            need=asked.need,
-            size=asked.size,
-            now=now,
-            held=layout,
-            held_parts=[(number, asked.need.at(pool.kind_of[number], gpus))],
-            may_stay=True,
-        )
-        self._lasting.running[job.job_id] = (job, profile, now, made)
-        return made
+        pool, asked_by, running = self.pool, self._lasting.asked, self._lasting.running
+        numbers, kind_of, on_one = pool.number, pool.kind_of, pool.on_one
+        usable = self._usable
+        # What a job takes on a node of a kind, by what it asks for.
+        takes: list[dict[Asked, Amounts]] = [{} for _ in pool.kinds]
+
+        def make(status: JobStatus, job: Job, now: Placement) -> Plain | None:
+            shares = now.shares
+            if len(shares) != 1 or now.batch is not None or not (job.preemptible and job.wrapped):
+                return None
+            ((name, share),) = shares
+            asked = asked_by(status)
+            shape = asked.shape
+            gpus, nodes, types = shape
+            if gpus != share.gpus or types or name not in usable or nodes not in _ONE_AT_BEST:
+                return None
+            number = numbers[name]
+            layout = on_one(number, gpus)
+            if layout[0] != now.gpu_type:
+                return None
+            kind = kind_of[number]
+            need, amounts = asked.need, takes[kind].get(asked)
+            if amounts is None:
+                amounts = takes[kind][asked] = need.at(kind, gpus)
+            made = _REQUEST(
+                job_id=job.job_id,
+                alike=asked,
+                shape=shape,
+                need=need,
+                size=asked.size,
+                now=now,
+                held=layout,
+                held_parts=[(number, amounts)],
+                may_stay=True,
+            )
+            row = made, number, asked, share
+            running[job.job_id] = (job, status.profile, now, row)
+            return row
+
+        return make
 
     def _make(self, status: JobStatus, asked: Asked) -> Request:
         shape, need, job = asked.shape, asked.need, status.job

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 from slurm_synergy.core.model import Grant, Job, Placement, Profile
 from slurm_synergy.core.room import GpuLayout, Need, Parts, Shape
 from slurm_synergy.core.values import quick
 
-__all__ = ["NEEDS_BY", "Asked", "Request", "Step", "Trail", "layout_of"]
+__all__ = ["Asked", "Request", "Step", "Trail", "layout_of", "needs_by"]
 
-NEEDS_BY: Callable[[Job], object] = attrgetter(
-    "gpus", "nodes", "gpu_types", "min_mem_mib_per_node", "tasks_per_node", "wrapped"
-)
-"""All that tells what a job needs as the user has it, but for its profile."""
+
+def needs_by(job: Job, profile: Profile) -> tuple[object, ...]:
+    """All that tells what a job needs as the user has it; keep the profile so that its id stays.
+
+    Written out, as ``attrgetter`` takes twice as long.
+    """
+    return (
+        id(profile),
+        job.gpus,
+        job.nodes,
+        job.gpu_types,
+        job.min_mem_mib_per_node,
+        job.tasks_per_node,
+        job.wrapped,
+    )
+
 
 Step = tuple["Request", GpuLayout, Parts]
 """A job that was added, where it was put, and what it takes there."""

@@ -138,6 +138,30 @@ class Room:
         self._mem_mib[number] = has_mib - mem_mib
         return True
 
+    def take_while_free(self, several: Iterable[Parts]) -> int:
+        """``take_if_free`` of the parts of one job after the other, until one fails: how many."""
+        all_gpus, all_cpus, all_mem_mib = self._gpus, self._cpus, self._mem_mib
+        free_of_kind, kind_of = self._free_of_kind, self.pool.kind_of
+        stale = None if self._buckets is None else self._stale
+        count = 0
+        for parts in several:
+            if len(parts) != 1:  # few jobs
+                if not self.take_if_free(parts):
+                    break
+                count += 1
+                continue
+            number, (gpus, cpus, mem_mib) = parts[0]
+            free, has_cpus, has_mib = all_gpus[number], all_cpus[number], all_mem_mib[number]
+            if free < gpus or has_cpus < cpus or has_mib < mem_mib:
+                break
+            if stale is not None and number not in stale:
+                stale[number] = free, has_cpus, has_mib
+            free_of_kind[kind_of[number]] -= gpus
+            all_gpus[number], all_cpus[number] = free - gpus, has_cpus - cpus
+            all_mem_mib[number] = has_mib - mem_mib
+            count += 1
+        return count
+
     def take_all(self, several: Iterable[Parts]) -> None:
         """Book the parts of several jobs."""
         if self._buckets is not None:

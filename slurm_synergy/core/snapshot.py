@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import compress
+from operator import not_
 
 from slurm_synergy.core.model import JobPhase, JobStatus, Placement, Reason, Snapshot
 from slurm_synergy.core.values import quick
@@ -69,10 +71,11 @@ class Standing:
         self.stamp = Stamp()
         self.changes = changes
         jobs = self.jobs = tuple(by_id.values())
-        self.holding = [] if idle else [status for status in jobs if status.lease is not None]
+        leases = () if idle else [status.lease for status in jobs]
+        self.holding = list(compress(jobs, leases))
         self.pending: Sequence[JobStatus] = jobs
         if self.holding:
-            self.pending = [status for status in jobs if status.lease is None]
+            self.pending = list(compress(jobs, map(not_, leases)))
         self._unheld: Sequence[int] | None = None
 
     @property

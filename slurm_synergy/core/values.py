@@ -16,12 +16,24 @@ _T = TypeVar("_T")
 
 
 def quick(cls: type[_T]) -> type[_T]:
-    """Give a frozen, slotted, keyword-only dataclass a constructor that takes a third of the time.
+    """Give a slotted, keyword-only dataclass a constructor that takes a third of the time.
 
-    Nothing else changes. Fields are filled in while the object is of a class of the same layout
-    that is not frozen; then it becomes one of ``cls``. A subclass must be made quick as well.
+    Nothing else changes. Fields of a frozen one are filled in while the object is of a class of the
+    same layout that is not frozen; then it becomes one of ``cls``. A subclass must be made quick as
+    well.
     """
-    draft = type(
+    is_frozen = cast(Any, cls).__dataclass_params__.frozen
+    draft = _draft(cls) if is_frozen else cls
+    made = cast(Any, cls)
+    made.__new__, made._make, made._make_unchecked = _constructors(cls, draft)
+    made.__getnewargs_ex__ = _new_arguments
+    del made.__init__
+    return cls
+
+
+def _draft(cls: type[Any]) -> type[Any]:
+    """A class of the same layout that is not frozen."""
+    return type(
         f"{cls.__name__}Draft",
         cls.__bases__,
         {
@@ -30,11 +42,6 @@ def quick(cls: type[_T]) -> type[_T]:
             "__delattr__": object.__delattr__,
         },
     )
-    made = cast(Any, cls)
-    made.__new__, made._make, made._make_unchecked = _constructors(cls, draft)
-    made.__getnewargs_ex__ = _new_arguments
-    del made.__init__
-    return cls
 
 
 def maker(cls: type[_T], *, checked: bool = True) -> Callable[..., _T]:
@@ -56,7 +63,8 @@ def _constructors(cls: type[Any], draft: type[Any]) -> tuple[Any, Any, Any]:
     for field in fields(cls):
         parameters.append(field.name + _default(field, known))
         lines.append(_assignment(field))
-    lines.append("self.__class__ = cls")
+    if draft is not cls:
+        lines.append("self.__class__ = cls")
     check = ["self.__post_init__()"] if hasattr(cls, "__post_init__") else []
     body = "\n    ".join(["self = _new(_draft)", *lines, *check, "return self"])
     unchecked = "\n    ".join(["self = _new(_draft)", *lines, "return self"])

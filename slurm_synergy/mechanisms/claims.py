@@ -10,7 +10,7 @@ from slurm_synergy.core.pipeline import cpu_step, proportional_share
 from slurm_synergy.core.room import GpuLayout, Need, Pool
 from slurm_synergy.mechanisms.placing import Party
 
-__all__ = ["Claim", "Claimed", "Claims", "Row", "settles"]
+__all__ = ["Claim", "Claimed", "Claims", "Row", "granted_mib", "settles"]
 
 Row = tuple[int, int, int, tuple[int, int], tuple[int, int]]
 """Node, GPUs, core step, then floor and wish, each of cores and MiB."""
@@ -26,14 +26,16 @@ class Claim:
     """A row without its node.
 
     ``cpus`` and ``mem_mib`` are what a job that is on this node alone gets if all its wishes are
-    met; ``sort`` is for the exchange, which computes it when first needed.
+    met; ``is_hungry`` tells that it wants more memory than its floor; ``sort`` is for the exchange,
+    which computes it when first needed.
     """
 
-    __slots__ = ("cpus", "mem_mib", "row", "sort")
+    __slots__ = ("cpus", "is_hungry", "mem_mib", "row", "sort")
 
     def __init__(self, row: Claimed) -> None:
         self.row = row
         self.cpus, self.mem_mib = (row[3][0],), (row[3][1],)
+        self.is_hungry = row[3][1] > row[2][1]
         self.sort: Any = None
 
 
@@ -41,6 +43,11 @@ class Claims:
     """Floor and wish of jobs on the nodes where they are; computed once for jobs that agree."""
 
     __slots__ = ("_bound", "_even", "_fixed", "_in_place", "_pool", "_terms")
+
+    @property
+    def binds_nodes(self) -> bool:
+        """Whether shares of running jobs cannot change, on some nodes or on all."""
+        return bool(self._fixed) or not self._in_place
 
     def __init__(self, snapshot: Snapshot, pool: Pool, *, even: bool = True) -> None:
         self._pool, self._even = pool, even
@@ -64,17 +71,22 @@ class Claims:
         name, gpus = parts[0]
         number = self._pool.number[name]
         kind = self._pool.kind_of[number]
-        key = (request.need, kind, gpus)
+        found = self.of_sort(party, kind, gpus)
+        if now is not None and found.is_hungry and settles(request, layout):
+            return number, self.held_to(found, granted_mib(party.status, name, now))
+        return number, found
+
+    def of_sort(self, party: Party, kind: int, gpus: int) -> Claim:
+        """The claim of all jobs like ``party`` that have so many GPUs on one node of that kind."""
+        key = (party.request.need, kind, gpus)
         found: Claim | None = party.want.kept.get(key)
         if found is None:
             step, cpu_floor, mem_floor, cpu_want, mem_want = _terms(party, kind, gpus)
             found = Claim((gpus, step, (cpu_floor, mem_floor), (cpu_want, mem_want)))
             party.want.kept[key] = found
-        if now is not None and found.row[3][1] > found.row[2][1] and settles(request, layout):
-            return number, self._held_to(found, _granted_mib(party.status, name, now))
-        return number, found
+        return found
 
-    def _held_to(self, claim: Claim, granted_mib: int) -> Claim:
+    def held_to(self, claim: Claim, granted_mib: int) -> Claim:
         """The claim of a job that wants more memory than its floor, but can have no more than that.
 
         At the least it has its floor.
@@ -134,7 +146,7 @@ class Claims:
         if not self._in_place:
             cpu_want, mem_want = max(own.cpus, cpu_floor), max(own.mem_mib, mem_floor)
         elif mem_want > mem_floor:
-            mem_want = min(mem_want, max(_granted_mib(party.status, name, party.now), mem_floor))
+            mem_want = min(mem_want, max(granted_mib(party.status, name, party.now), mem_floor))
         return step, cpu_floor, mem_floor, cpu_want, mem_want
 
 
@@ -166,7 +178,7 @@ def _with_cores(terms: _Terms, cpus: int) -> _Terms:
     return step, min(cpu_floor, cpus), mem_floor, cpus, mem_want
 
 
-def _granted_mib(status: JobStatus, node: str, now: Placement) -> int:
+def granted_mib(status: JobStatus, node: str, now: Placement) -> int:
     """Memory that a running job can have in place: what the cluster granted at its start."""
     granted = status.lease.granted.get(node) if status.lease else None
     return granted.mem_mib if granted else now.on(node).mem_mib

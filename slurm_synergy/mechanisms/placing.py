@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_synergy.core.elastic import as_granted
@@ -27,9 +27,11 @@ __all__ = [
     "Shared",
     "build_layout",
     "by_size",
+    "in_order",
     "make_parties",
     "make_placements",
     "pack",
+    "party_maker",
 ]
 
 
@@ -79,36 +81,64 @@ def make_parties(
 
     ``alike`` tells that the rule gives the same to jobs with equal profiles.
     """
+    as_asked, asking = _asking(snapshot, decision, requests)
+    if as_asked and alike:
+        make = party_maker(snapshot, requests, rule)
+        return [make(status, request, rank) for rank, (status, request, _) in enumerate(asking)]
     wants = requests.needs(rule) if alike else Needs(requests.pool, rule)
     in_place = snapshot.enforcement.in_place
     parties = []
-    as_asked, asking = _asking(snapshot, decision, requests)
     for rank, (status, request, batch) in enumerate(asking):
-        terms = request.alike.kept.get(rule) if as_asked and alike else None
-        if terms is None:
-            want = wants.of(status) if alike else wants.own(status)
-            terms = want, *_sized(request, requests.pool, want)
-            if as_asked and alike:
-                request.alike.kept[rule] = terms
-        want, size, orders = terms
-        now = request.now
-        restarts = now is not None and not in_place
-        parties.append(
-            _PARTY(
-                job_id=request.job_id,
-                status=status,
-                request=request,
-                rank=rank,
-                want=want,
-                size=size,
-                order=orders[restarts],
-                now=now,
-                frozen=request.frozen,
-                restarts_to_change=restarts,
-                batch=batch,
-            )
-        )
+        want = wants.of(status) if alike else wants.own(status)
+        size, orders = _sized(request, requests.pool, want)
+        parties.append(_party(status, request, rank, (want, size, orders), in_place, batch))
     return parties
+
+
+def party_maker(
+    snapshot: Snapshot, requests: Requests, rule: Rule
+) -> Callable[[JobStatus, Request, int], Party]:
+    """Makes the party of a job that is granted what it asked for, and of that rank.
+
+    ``rule`` says what each can use, the same for jobs with equal profiles.
+    """
+    wants, in_place = requests.needs(rule), snapshot.enforcement.in_place
+
+    def make(status: JobStatus, request: Request, rank: int) -> Party:
+        kept = request.alike.kept
+        terms = kept.get(rule)
+        if terms is None:
+            want = wants.of(status)
+            terms = kept[rule] = want, *_sized(request, requests.pool, want)
+        return _party(status, request, rank, terms, in_place)
+
+    return make
+
+
+def _party(
+    status: JobStatus,
+    request: Request,
+    rank: int,
+    terms: tuple[Need, Amounts, tuple[_Order, _Order]],
+    in_place: bool,
+    batch: BatchSize | None = None,
+) -> Party:
+    want, size, orders = terms
+    now = request.now
+    restarts = now is not None and not in_place
+    return _PARTY(
+        job_id=request.job_id,
+        status=status,
+        request=request,
+        rank=rank,
+        want=want,
+        size=size,
+        order=orders[restarts],
+        now=now,
+        frozen=request.frozen,
+        restarts_to_change=restarts,
+        batch=batch,
+    )
 
 
 def _asking(
@@ -133,6 +163,11 @@ def by_size(parties: Iterable[Party]) -> list[Party]:
     for party in parties:
         found.setdefault(party.order, []).append(party)
     return [party for order in sorted(found) for party in found[order]]
+
+
+def in_order(parties: Iterable[Party]) -> list[Party]:
+    """Parties that come in any order, sorted by their order and rank."""
+    return sorted(parties, key=lambda party: (party.order, party.rank))
 
 
 def pack(
@@ -171,6 +206,10 @@ class Shared:
 
     cpus: Mapping[int, Sequence[int]]
     mem_mib: Mapping[int, Sequence[int]]
+
+    def then(self, later: Shared) -> Shared:
+        """The same with what was shared out anew."""
+        return Shared(cpus={**self.cpus, **later.cpus}, mem_mib={**self.mem_mib, **later.mem_mib})
 
 
 def make_placements(
@@ -246,6 +285,8 @@ def _same(
 
 def build_layout(placements: Sequence[Placement], decision: Decision) -> Layout:
     """The mechanism's answer, grants without a placement included."""
+    if len(placements) == len(decision.grants):  # each has one
+        return Layout(placements=tuple(placements))
     placed = {placement.job_id for placement in placements}
     unplaced = {
         grant.job_id: Reason(

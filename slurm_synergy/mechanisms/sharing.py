@@ -15,7 +15,10 @@ from slurm_synergy.core.room import Amounts, GpuLayout, Pool
 from slurm_synergy.mechanisms.claims import Claimed, Claims, Row
 from slurm_synergy.mechanisms.placing import Party, Shared
 
-__all__ = ["Left", "neighbours", "share_out"]
+__all__ = ["Left", "Sums", "around", "crowded", "neighbours", "share_out"]
+
+Sums = Sequence[Sequence[int]]
+"""GPUs, wishes of cores and MiB, and floors of both, by node: of many jobs together."""
 
 _Asked = tuple[Party, int, Claimed | None, Sequence[Row]]
 """A job that shares: its node and what it claims there, or else its rows."""
@@ -60,7 +63,16 @@ def neighbours(
     moving = set(movers)
     if len(moving) == len(parties):
         return list(parties)
-    nodes = {name for job_id in moving for name, _ in layouts[job_id][1]}
+    nodes = around(parties, layouts, moving)
+    # Either all nodes of a job are among them or none.
+    return [party for party in parties if layouts[party.job_id][1][0][0] in nodes]
+
+
+def around(
+    parties: Iterable[Party], layouts: Mapping[int, GpuLayout], movers: Iterable[int]
+) -> set[str]:
+    """The nodes of those ``movers``, and those that jobs of ``parties`` on several tie to them."""
+    nodes = {name for job_id in movers for name, _ in layouts[job_id][1]}
     parts_of = [layouts[party.job_id][1] for party in parties]
     wide = [parts for parts in parts_of if len(parts) > 1]
     grown = -1
@@ -69,8 +81,7 @@ def neighbours(
         for parts in wide:
             if any(name in nodes for name, _ in parts):
                 nodes.update(name for name, _ in parts)
-    # Either all nodes of a job are among them or none.
-    return [party for party, parts in zip(parties, parts_of, strict=True) if parts[0][0] in nodes]
+    return nodes
 
 
 def share_out(
@@ -80,6 +91,7 @@ def share_out(
     layouts: Mapping[int, GpuLayout],
     *,
     even: bool = True,
+    beside: Sums | None = None,
 ) -> tuple[Shared, Left]:
     """Cores and memory for all parties on their given GPUs, in the order of ``parties``.
 
@@ -88,10 +100,36 @@ def share_out(
     Each job in turn gets what it wants; if that is not left, its floor, for which jobs above
     theirs give up as much as is needed. At last, what is left goes to those that want more, in
     the same order; nobody gets more than it wants. Cores and memory are shared independently.
-    ``even`` leaves out the cores that unlike parts of a split job have no use for.
+    ``even`` leaves out the cores that unlike parts of a split job have no use for. ``beside`` is
+    for jobs that are no parties, on nodes that are not ``crowded``.
     """
-    claims = Claims(snapshot, pool, even=even)
-    books = _Books(pool)
+    books = _Books(pool, beside)
+    asked, cpus, mem_mib = _note(Claims(snapshot, pool, even=even), books, parties, layouts)
+    floors = books.beyond_floors()
+    _divide(asked, 0, books.cpus, books.cpus_wanted, cpus)
+    _divide(asked, 1, books.mem_mib, books.mem_wanted, mem_mib)
+    spent = list(zip(books.gpus, books.cpus, books.mem_mib, strict=True))
+    return Shared(cpus=cpus, mem_mib=mem_mib), Left(shared=spent, floors=floors)
+
+
+def crowded(
+    snapshot: Snapshot,
+    pool: Pool,
+    parties: Iterable[Party],
+    layouts: Mapping[int, GpuLayout],
+    beside: Sums,
+) -> list[int]:
+    """Nodes that have not all the cores or memory that ``parties`` and those ``beside`` want."""
+    books = _Books(pool, beside)
+    _note(Claims(snapshot, pool), books, parties, layouts)
+    columns = zip(books.cpus_wanted, books.cpus, books.mem_wanted, books.mem_mib, strict=True)
+    return [number for number, row in enumerate(columns) if row[0] > row[1] or row[2] > row[3]]
+
+
+def _note(
+    claims: Claims, books: _Books, parties: Iterable[Party], layouts: Mapping[int, GpuLayout]
+) -> tuple[list[_Asked], dict[int, Sequence[int]], dict[int, Sequence[int]]]:
+    """Enter all parties into the books; who of them shares, and what cores and MiB each wants."""
     asked: list[_Asked] = []
     cpus: dict[int, Sequence[int]] = {}
     mem_mib: dict[int, Sequence[int]] = {}
@@ -113,22 +151,22 @@ def share_out(
             cpus[job_id] = [row[4][0] for row in rows]
             mem_mib[job_id] = [row[4][1] for row in rows]
             asked.append((party, -1, None, rows))
-    floors = books.beyond_floors()
-    _divide(asked, 0, books.cpus, books.cpus_wanted, cpus)
-    _divide(asked, 1, books.mem_mib, books.mem_wanted, mem_mib)
-    spent = list(zip(books.gpus, books.cpus, books.mem_mib, strict=True))
-    return Shared(cpus=cpus, mem_mib=mem_mib), Left(shared=spent, floors=floors)
+    return asked, cpus, mem_mib
 
 
 class _Books:
     """What is free on each node, by number, and what is asked of it."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, beside: Sums | None = None) -> None:
         count = len(pool.nodes)
         self.gpus, self.cpus = pool.usable_gpus[:], pool.usable_cpus[:]
         self.mem_mib = pool.usable_mem_mib[:]
         self.cpus_wanted, self.mem_wanted = [0] * count, [0] * count
         self._cpus_floor, self._mem_floor = [0] * count, [0] * count
+        if beside is not None:
+            gpus, *others = map(list, beside)
+            self.gpus = list(map(sub, self.gpus, gpus))
+            self.cpus_wanted, self.mem_wanted, self._cpus_floor, self._mem_floor = others
 
     def spend(self, rows: Sequence[Row]) -> None:
         """Take what a job keeps whatever the others want."""

@@ -10,25 +10,30 @@ of the policy is taken as it is: a granted job is never left out.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import compress, groupby
 from typing import TypeVar, cast
 
-from slurm_synergy.core.model import Decision, JobStatus, Layout, Node, Snapshot
-from slurm_synergy.core.packing import Requests, parts_of
+import numpy as np
+
+from slurm_synergy.core.model import Decision, JobStatus, Layout, Node, Placement, Snapshot
+from slurm_synergy.core.packing import Request, Requests, parts_of
 from slurm_synergy.core.pipeline import demand, proportional_share
 from slurm_synergy.core.resources import Resources
 from slurm_synergy.core.room import Amounts, GpuLayout, Need, Parts, Pool, Room, Shape
+from slurm_synergy.mechanisms.claims import Claims
 from slurm_synergy.mechanisms.exchange import exchange
 from slurm_synergy.mechanisms.placing import (
     Party,
     Shared,
     build_layout,
     by_size,
+    in_order,
     make_parties,
     make_placements,
     pack,
 )
-from slurm_synergy.mechanisms.sharing import Left, neighbours, share_out
+from slurm_synergy.mechanisms.sharing import Left, around, crowded, neighbours, share_out
+from slurm_synergy.mechanisms.staying import Bools, Stayers
 
 __all__ = ["TUNE", "Tune", "choose_nodes", "full_demand", "settled"]
 
@@ -62,9 +67,16 @@ class Tune:
         """A placement for each grant."""
         requests = Requests.of_snapshot(snapshot)
         pool = requests.pool
+        granted = requests.of_grants(decision.grants)
+        staying = requests.staying(granted) if granted and decision.packing is None else None
+        if staying and requests.plain and not Claims(snapshot, pool).binds_nodes:
+            placements = _place_beside(snapshot, requests, granted, staying)
+            if placements is not None:
+                return build_layout(placements, decision)
         parties = make_parties(snapshot, decision, requests, full_demand)
         asked = [party.request for party in parties]
-        staying = requests.staying(asked) if decision.packing is None else None
+        if staying is None and not granted and decision.packing is None:
+            staying = requests.staying(asked)
         if staying is None:
             packed = pack(requests, decision, asked)
             if None in packed.values():
@@ -75,6 +87,49 @@ class Tune:
             snapshot, pool, placed, staying, lambda: pack(requests, decision, asked)
         )
         return build_layout(make_placements(placed, layouts, shared), decision)
+
+
+def _place_beside(
+    snapshot: Snapshot, requests: Requests, granted: Sequence[Request], staying: frozenset[int]
+) -> list[Placement] | None:
+    """As ``choose_nodes``, quicker where most jobs are ``staying`` on their nodes.
+
+    None in a corner.
+    """
+    pool = requests.pool
+    most = Stayers(snapshot, requests, granted, staying, full_demand)
+    others = most.others()
+    layouts = {party.job_id: party.request.held for party in others}
+    held = {job_id: layout for job_id, layout in layouts.items() if job_id in staying and layout}
+    still = [party for party in others if party.job_id in held]
+    everyone = np.ones(len(most.requests), dtype=bool)
+    apart = most.on(crowded(snapshot, pool, still, held, most.sums(everyone)))
+    still = in_order([*still, *_entered(most, apart, held)])
+    shared, left = share_out(snapshot, pool, still, held, beside=most.sums(~apart))
+    movers = by_size([party for party in others if party.job_id not in held])
+    parties = still
+    if movers:
+        placed = _place_new(pool, held, movers, left)
+        if placed is None:
+            return None
+        parties = [*still, *movers]
+        names = around(parties, placed, [party.job_id for party in movers])
+        near = most.on([pool.number[name] for name in names]) & ~apart
+        apart |= near
+        parties = in_order([*parties, *_entered(most, near, placed)])
+        touched = [party for party in parties if placed[party.job_id][1][0][0] in names]
+        placed.update(exchange(snapshot, pool, touched, placed, movers, left.shared))
+        anew, _ = share_out(snapshot, pool, touched, placed)
+        shared, held = shared.then(anew), placed
+    stay = list(compress(most.placements, (~apart).tolist()))
+    return [*stay, *make_placements(parties, held, shared)]
+
+
+def _entered(most: Stayers, these: Bools, layouts: dict[int, GpuLayout]) -> list[Party]:
+    """Some of those that stay as parties; where they are is entered into ``layouts``."""
+    found = most.parties(these)
+    layouts.update({party.job_id: cast(GpuLayout, party.request.held) for party in found})
+    return found
 
 
 def settled(parties: Iterable[Party], packed: Mapping[int, GpuLayout | None]) -> frozenset[int]:
@@ -113,9 +168,7 @@ def choose_nodes(
     # Exchanges lead to nodes of other movers or to empty ones: nobody else is touched.
     layouts.update(exchange(snapshot, pool, touched, layouts, movers, left.shared))
     anew, _ = share_out(snapshot, pool, touched, layouts)
-    cpus = {**shared.cpus, **anew.cpus}
-    mem_mib = {**shared.mem_mib, **anew.mem_mib}
-    return layouts, Shared(cpus=cpus, mem_mib=mem_mib)
+    return layouts, shared.then(anew)
 
 
 def _all_of(

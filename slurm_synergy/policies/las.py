@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from slurm_synergy.core.model import JobPhase, JobStatus, Snapshot
 from slurm_synergy.policies.queue import QueuePolicy, Rank
 
@@ -11,20 +13,32 @@ __all__ = ["LAS"]
 _RUNNING = JobPhase.RUNNING
 
 
-def _service_gpu_s(status: JobStatus) -> float:
+class _Service:
     """Attained service (GPU-seconds); for a running job less what its restart would cost.
 
     So two jobs of equal service do not change places before the gain is worth a restart.
     """
-    service_gpu_s = status.attained_service_gpu_s
-    if status.phase is _RUNNING:
-        less_gpu_s = service_gpu_s - status.profile.restart_s * status.job.gpus
-        return less_gpu_s if less_gpu_s > 0.0 else 0.0
-    return service_gpu_s
+
+    def __call__(self, status: JobStatus) -> float:
+        return self.of_all((status,))[0]
+
+    def of_all(self, statuses: Iterable[JobStatus]) -> list[float]:
+        found = []
+        for status in statuses:
+            service_gpu_s = status.attained_service_gpu_s
+            if status.phase is _RUNNING:
+                service_gpu_s -= status.profile.restart_s * status.job.gpus
+                if service_gpu_s < 0.0:
+                    service_gpu_s = 0.0
+            found.append(service_gpu_s)
+        return found
+
+
+_SERVICE = _Service()
 
 
 def _key(snapshot: Snapshot) -> Rank:
-    return _service_gpu_s
+    return _SERVICE
 
 
 LAS = QueuePolicy(name="las", key=_key)

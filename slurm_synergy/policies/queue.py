@@ -7,8 +7,9 @@ is idle while any job could use it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from operator import attrgetter
 
 import numpy as np
@@ -23,7 +24,7 @@ from slurm_synergy.core.model import (
     Snapshot,
 )
 from slurm_synergy.core.packing import Packer, Request, Requests
-from slurm_synergy.core.request import NEEDS_BY
+from slurm_synergy.core.request import needs_by
 from slurm_synergy.core.room import Need, Pool, Room, Shape
 from slurm_synergy.core.snapshot import Ascending, held, keeps_all, standing
 from slurm_synergy.policies.line import Line
@@ -31,7 +32,10 @@ from slurm_synergy.policies.line import Line
 __all__ = ["ARRIVAL", "Key", "QueuePolicy", "Rank", "choose", "queue_order"]
 
 Rank = Callable[[JobStatus], float]
-"""Smaller is served first; ties go to the earlier submission, then to the smaller id."""
+"""Smaller is served first; ties go to the earlier submission, then to the smaller id.
+
+One that is an object may have ``of_all``, which ranks many jobs in less time.
+"""
 
 Key = Callable[[Snapshot], Rank]
 """What a policy ranks by in one round; computes once what all jobs share."""
@@ -43,6 +47,8 @@ _ID = attrgetter("job.job_id")
 # Until Python 3.12, looking up a member of an enumeration takes longer than comparing it.
 _RUNNING = JobPhase.RUNNING
 _FORGOTTEN_AT_LEAST = 1000
+_AT_A_TIME = 512
+"""So many jobs fit into the cache of a core, with all that a round asks of them."""
 _MOST_REFUSALS = 100_000
 
 _DRAINED = Reason(code=ReasonCode.DRAINED, text="the controller drains: nothing is started")
@@ -86,14 +92,13 @@ def choose(snapshot: Snapshot, key: Key) -> Decision:
     requests = Requests.of_snapshot(snapshot)
     rank = key(snapshot)
     line = Line.of_snapshot(snapshot) if rank is ARRIVAL else None
-    holding: dict[int, Request] = {}
     if line is not None:
-        walk, waiting = line.walk, line.blocked.copy()
+        queue, waiting = _Queue(line.walk, [None] * len(line.walk)), line.blocked.copy()
     else:
-        walk, waiting = _in_line(snapshot, requests, rank, holding)
+        queue, waiting = _in_line(snapshot, requests, rank)
     while True:
         refused: dict[int, Reason] = {}
-        granted, full = _walk(snapshot, requests, walk, holding, refused, line)
+        granted, full = _walk(snapshot, requests, queue, refused, line)
         lost = _unconfirmed(requests, granted)
         if not lost:
             if full is not None and not waiting:
@@ -105,27 +110,91 @@ def choose(snapshot: Snapshot, key: Key) -> Decision:
             return Decision(grants=requests.grant(granted), waiting=waiting)
         # What they leave is for the others, also for those that were refused because of them.
         waiting.update(lost)
-        walk, line = [status for status in walk if status.job.job_id not in lost], None
+        queue, line = queue.without(lost), None
+
+
+@dataclass(slots=True, eq=False)
+class _Queue:
+    """Jobs in the order in which they are served.
+
+    ``known`` are the requests of those that hold something, None for the others; ``holding`` those
+    of all that did so when the round began. ``by_id`` are the jobs in the order of their ids,
+    ``places`` where each of the walk is in these, if that is known.
+    """
+
+    walk: Sequence[JobStatus]
+    known: Sequence[Request | None]
+    holding: Sequence[Request] = ()
+    by_id: Sequence[JobStatus] = ()
+    places: Sequence[int] = ()
+
+    def rest(self, begin: int) -> Sequence[JobStatus]:
+        """Those from ``begin`` on, by id if that is quick: so they lie in memory as well."""
+        if not self.places:
+            return self.walk[begin:]
+        return [self.by_id[place] for place in sorted(self.places[begin:])]
+
+    def without(self, lost: Collection[int]) -> _Queue:
+        """The same without jobs of these ids."""
+        stays = [status.job.job_id not in lost for status in self.walk]
+        walk, known = compress(self.walk, stays), compress(self.known, stays)
+        return _Queue(list(walk), list(known), self.holding)
 
 
 def _in_line(
-    snapshot: Snapshot, requests: Requests, rank: Rank, holding: dict[int, Request]
-) -> tuple[list[JobStatus], dict[int, Reason]]:
-    """Who may have GPUs, in order, and why all others wait; ``holding`` gets who has some."""
-    waiting: dict[int, Reason] = {}
-    jobs = standing(snapshot)
-    walk = _candidates(jobs.pending, snapshot, waiting)
-    if jobs.holding:
-        holding.update(requests.of_holding(jobs.holding))
-        if len(walk) + len(holding) == len(jobs.jobs):  # nobody is left out
-            return _in_order(list(jobs.jobs), rank, holding), waiting
-        for status in jobs.holding:
-            if status.job.job_id in holding:
-                walk.append(status)
-            else:
-                walk += _candidates((status,), snapshot, waiting)
-        walk.sort(key=_ID)
-    return _in_order(walk, rank, holding), waiting
+    snapshot: Snapshot, requests: Requests, rank: Rank
+) -> tuple[_Queue, dict[int, Reason]]:
+    """Who may have GPUs, in order, and why all others wait.
+
+    Pinned jobs, then by rank, submission and id. Jobs lie far apart in memory: all that is to be
+    known of them is asked of a few at a time, as long as these are at hand.
+    """
+    jobs, waiting = standing(snapshot).jobs, dict[int, Reason]()
+    line: list[JobStatus] = []
+    known: list[Request | None] = []
+    ranks: list[float] = []
+    arrivals_s: list[float] = []
+    for begin in range(0, len(jobs), _AT_A_TIME):
+        part: Sequence[JobStatus] = jobs[begin : begin + _AT_A_TIME]
+        holding = requests.of_holding([status for status in part if status.lease is not None])
+        if snapshot.draining or any([status.blocked is not None for status in part]):  # noqa: C419
+            part = _allowed(part, holding, snapshot, waiting)
+        line += part
+        known += [holding.get(status.job.job_id) for status in part]
+        ranks += _ranks(rank, part)
+        arrivals_s += [status.job.submitted_s for status in part]
+    places = np.lexsort((arrivals_s, ranks)).tolist()
+    holding_now = [request for request in known if request is not None]
+    if any([request.pinned for request in holding_now]):  # noqa: C419
+        pinned = [place for place in places if _is_pinned(known[place])]
+        places = pinned + [place for place in places if not _is_pinned(known[place])]
+    walk, asked = [line[place] for place in places], [known[place] for place in places]
+    return _Queue(walk, asked, holding_now, line, places), waiting
+
+
+def _is_pinned(request: Request | None) -> bool:
+    return request is not None and request.pinned
+
+
+def _ranks(rank: Rank, statuses: Sequence[JobStatus]) -> list[float]:
+    of_all: Callable[[Sequence[JobStatus]], list[float]] | None = getattr(rank, "of_all", None)
+    return [rank(status) for status in statuses] if of_all is None else of_all(statuses)
+
+
+def _allowed(
+    statuses: Sequence[JobStatus],
+    holding: Mapping[int, Request],
+    snapshot: Snapshot,
+    waiting: dict[int, Reason],
+) -> list[JobStatus]:
+    """Those of ``statuses`` that hold something or may start; the reasons of others are noted."""
+    found = []
+    for status in statuses:
+        if status.job.job_id in holding:
+            found.append(status)
+        else:
+            found += _candidates((status,), snapshot, waiting)
+    return found
 
 
 def _candidates(
@@ -143,29 +212,10 @@ def _candidates(
     return []
 
 
-def _in_order(walk: list[JobStatus], rank: Rank, holding: Mapping[int, Request]) -> list[JobStatus]:
-    """Pinned jobs, then by rank, submission and id; they come by id."""
-    if rank is ARRIVAL:
-        walk.sort(key=ARRIVAL)
-    else:
-        ranks: list[float] = []
-        arrivals_s: list[float] = []
-        for status in walk:  # both in one pass, as jobs lie far apart in memory
-            ranks.append(rank(status))
-            arrivals_s.append(status.job.submitted_s)
-        walk = list(map(walk.__getitem__, np.lexsort((arrivals_s, ranks)).tolist()))
-    pinned = {job_id for job_id, request in holding.items() if request.pinned}
-    if not pinned:
-        return walk
-    first = [status for status in walk if status.job.job_id in pinned]
-    return first + [status for status in walk if status.job.job_id not in pinned]
-
-
 def _walk(
     snapshot: Snapshot,
     requests: Requests,
-    walk: Sequence[JobStatus],
-    holding: Mapping[int, Request],
+    queue: _Queue,
     waiting: dict[int, Reason],
     line: Line | None = None,
 ) -> tuple[list[Request], Ascending | None]:
@@ -175,20 +225,20 @@ def _walk(
     instead.
     """
     full: Ascending | None = None
-    packer = requests.packer(holding.values())
+    walk, known, holding = queue.walk, queue.known, queue.holding
+    packer = requests.packer(holding)
     reasons = _Reasons(snapshot, requests, packer)
     alike = 0 if line is None else line.packed_alike(requests.trail)
     granted = [] if holding else requests.retrace(packer, walk, alike)
     free: dict[tuple[str, ...], int] = {}
     reachable: dict[tuple[str, ...], int] = {}
     # They come first, and keep their place even where nothing is free: their node may be down.
-    stay = sum([request.pinned for request in holding.values()])
+    stay = sum([request.pinned for request in holding])
     at, in_order, may_go_on = len(granted), -1, True
     while at < len(walk):
         if may_go_on:
             if line is None:
-                rest = map(walk.__getitem__, range(at, len(walk)))
-                more = requests.extend(packer, rest, holding)
+                more = requests.extend(packer, walk, known, at)
             else:
                 more = packer.extend(line.requests(at, requests.of))
             granted += more
@@ -205,11 +255,11 @@ def _walk(
                 if line is not None and at == len(granted):
                     full = line.refuse(at, reasons.when_full)
                 else:
-                    reasons.of_all(walk[at:], waiting)
+                    reasons.of_all(queue.rest(at), waiting)
                 break
             free[types] = packer.free_gpus(types) if types else most
+        request = known[at]
         at += 1
-        request = holding.get(job.job_id)
         # Most jobs of a long queue end here: no request is made for them.
         if request is None and free[types] < job.gpus:
             if types not in reachable:
@@ -300,7 +350,8 @@ class _Reasons:
         found = list(map(kept.reasons.get, keys))
         if not all(found):
             new = [status for status, one in zip(refused, found, strict=True) if one is None]
-            reasons = map(self._sorts.setdefault(0, {}).get, map(_sort, new))
+            sorts = [(one.phase is _RUNNING, *needs_by(one.job, one.profile)) for one in new]
+            reasons = map(self._sorts.setdefault(0, {}).get, sorts)
             pairs = [
                 (status.job.job_id, reason or self.of(status, 0))
                 for status, reason in zip(new, reasons, strict=True)
@@ -385,7 +436,7 @@ class _Reasons:
 
 def _sort(status: JobStatus) -> tuple[object, ...]:
     """What tells apart jobs for which too few GPUs are free."""
-    return id(status.profile), status.phase is _RUNNING, NEEDS_BY(status.job)
+    return status.phase is _RUNNING, *needs_by(status.job, status.profile)
 
 
 def _fits_on_one(pool: Pool, shape: Shape, floor: Need) -> bool:

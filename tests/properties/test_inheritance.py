@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from unittest.mock import patch
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from slurm_synergy.core.decide import check_plan, decide, reads_progress
 from slurm_synergy.core.model import JobPhase, JobStatus, Snapshot
 from slurm_synergy.core.packing import Requests, pack_gpus
 from slurm_synergy.core.snapshot import inherit
-from slurm_synergy.mechanisms import MECHANISMS
+from slurm_synergy.mechanisms import MECHANISMS, tune
 from slurm_synergy.policies import POLICIES
 from slurm_synergy.reconcile import reconcile
 from slurm_synergy.round import Known, build_snapshot
@@ -100,6 +101,17 @@ def test_a_packing_that_follows_from_the_walk_is_that_made_anew(snapshot: Snapsh
     layouts = requests.layouts(granted)
     assert requests.pack(granted) == pack_gpus(requests.pool, granted)
     assert layouts == [requests.pack(granted)[request.job_id] for request in granted]
+
+
+@settings(max_examples=40)
+@given(snapshot=snapshots())
+def test_jobs_that_stay_get_the_same_in_columns_as_one_by_one(snapshot: Snapshot) -> None:
+    chosen = POLICIES["las"], MECHANISMS["tune"]
+    with patch.object(tune, "_place_beside", wraps=tune._place_beside) as beside:
+        plan = decide(snapshot, *chosen)
+    event(f"in columns: {beside.called}")
+    with patch.object(tune, "_place_beside", return_value=None):
+        assert decide(replace(snapshot), *chosen) == plan
 
 
 @settings(max_examples=40)
