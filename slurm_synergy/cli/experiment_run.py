@@ -19,13 +19,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from slurm_synergy.core.model import Node
 from slurm_synergy.errors import ConfigError, SynergyError
 from slurm_synergy.simulator.cells import Cell, Outcome, store
 from slurm_synergy.simulator.experiment import DEFAULT_JOBS, Settings
+from slurm_synergy.simulator.experiment_policies import OF_POLICIES
 
 __all__ = [
     "Done",
@@ -38,29 +38,6 @@ __all__ = [
 ]
 
 _CPUS_PER_GPU = 3.0  # as in Synergy's evaluation
-# What a policy calls the settings that are its own.
-_SHARED_TIME = {"quantum_s": "quantum_s", "fills": "fills"}
-_OF_POLICIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        "sia": {"power": "power"},
-        "pollux": {
-            "power": "power",
-            "generations": "generations",
-            "patience": "patience",
-            "avoid_interference": "avoid_interference",
-            "mixes": "mixes",
-        },
-        "gavel": _SHARED_TIME,
-        "themis": _SHARED_TIME,
-        "shockwave": {
-            **_SHARED_TIME,
-            "window": "rounds",
-            "makespan": "makespan",
-            "unfair_power": "power",
-            "fair_ratio": "most_ratio",
-        },
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +50,12 @@ class Done:
 
 def check_policy_settings(settings: Settings, file: str) -> None:
     """Raise ConfigError for a setting of another policy than the cell's: it would do nothing."""
-    own = _OF_POLICIES.get(settings.policy, {})
-    for key in dict.fromkeys(key for names in _OF_POLICIES.values() for key in names):
+    own = OF_POLICIES.get(settings.policy, {})
+    for key in dict.fromkeys(key for names in OF_POLICIES.values() for key in names):
         value = getattr(settings, key)
         if key in own or value == Settings.model_fields[key].default:
             continue
-        theirs = " and ".join(name for name, keys in _OF_POLICIES.items() if key in keys)
+        theirs = " and ".join(name for name, keys in OF_POLICIES.items() if key in keys)
         raise ConfigError(
             f"means nothing to policy {settings.policy}",
             file=file,
@@ -145,8 +122,7 @@ def _trace_name(settings: Settings) -> str:
 def _policy(settings: Settings, known: Mapping[str, Any]) -> Any:
     found = _pick("policy", settings.policy, known)
     values = {
-        field: getattr(settings, key)
-        for key, field in _OF_POLICIES.get(settings.policy, {}).items()
+        field: getattr(settings, key) for key, field in OF_POLICIES.get(settings.policy, {}).items()
     }
     own = {field: value for field, value in values.items() if value is not None}
     return replace(found, **own) if own else found

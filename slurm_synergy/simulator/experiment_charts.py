@@ -65,7 +65,7 @@ def _names(figure: Figure, cells: Sequence[Settings]) -> dict[Settings, str]:
     keys = [key for key in Settings.model_fields if key in apart - {"seed", figure.series}]
     keep = [figure.series] if figure.x == "distribution" else [figure.series, figure.x]
     told = telling(cells, [*keep, *keys], keep)
-    return names(cells, keys=[figure.series, *told[len(keep) :]])
+    return names(cells, keys=[figure.series, *told[len(keep) :]], always=[figure.series])
 
 
 def unit_of(metric: str) -> Unit:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_synergy.simulator.comparison import mean
 from slurm_synergy.simulator.experiment import Settings, matches
+from slurm_synergy.simulator.experiment_policies import means_something
 from slurm_synergy.simulator.outcome import Results, Verdict, label, varying
 
 __all__ = ["WORKLOAD", "average", "groups", "names", "published", "telling"]
@@ -58,13 +59,23 @@ def _apart(cells: Sequence[Settings], keys: Sequence[str]) -> int:
     return len({tuple(getattr(cell, key) for key in keys) for cell in cells})
 
 
-def names(cells: Sequence[Settings], *, keys: Sequence[str] | None = None) -> dict[Settings, str]:
-    """A name for each cell, of the settings ``keys`` (those that tell groups apart)."""
+def names(
+    cells: Sequence[Settings], *, keys: Sequence[str] | None = None, always: Sequence[str] = ()
+) -> dict[Settings, str]:
+    """A name for each cell, of the settings ``keys`` (those that tell groups apart).
+
+    Settings that mean nothing to a cell are left out of its name, but those of ``always``.
+    """
     chosen = telling(cells) if keys is None else keys
-    return {
-        cell: ", ".join(label(key, getattr(cell, key)) for key in chosen) or cell.policy
-        for cell in cells
-    }
+    found = {}
+    for cell in cells:
+        words = [
+            label(key, getattr(cell, key))
+            for key in chosen
+            if key in always or means_something(cell, key)
+        ]
+        found[cell] = ", ".join(words) or cell.policy
+    return found
 
 
 def published(

@@ -16,6 +16,7 @@ from slurm_synergy.simulator.experiment_groups import (
     published,
     telling,
 )
+from slurm_synergy.simulator.experiment_policies import means_something
 from slurm_synergy.simulator.markup import Markup, tag
 from slurm_synergy.simulator.outcome import METRICS, Results, Verdict, label, plain, varying
 from slurm_synergy.simulator.page import data_table
@@ -136,7 +137,7 @@ def side_by_side(results: Results, verdicts: Sequence[Verdict]) -> Markup:
     columns = results.definition.columns
     rows: list[list[object]] = []
     for group, members in several.items():
-        shown = [plain(getattr(group, key)) for key in keys]
+        shown = [plain(getattr(group, key)) if means_something(group, key) else "–" for key in keys]
         if any(len(one) > 1 for one in several.values()):
             shown.append(str(len(members)))
         rows.append(

@@ -8,6 +8,7 @@ from typing import Any
 from slurm_synergy.simulator.charts import Chart
 from slurm_synergy.simulator.experiment_groups import groups
 from slurm_synergy.simulator.experiment_overview import side_by_side, verdict_in_words
+from slurm_synergy.simulator.experiment_policies import means_something
 from slurm_synergy.simulator.markup import Markup, tag
 from slurm_synergy.simulator.outcome import METRICS, Results, Verdict, shown
 from slurm_synergy.simulator.page import Section, data_table, figure, page, paragraph
@@ -90,6 +91,7 @@ def _made(results: Results, version: str) -> list[Markup]:
         key: value
         for key, value in cells[0].model_dump().items()
         if all(getattr(cell, key) == value for cell in cells)
+        and any(means_something(cell, key) for cell in cells)
     }
     rows = [[key, _text(value)] for key, value in common.items() if value is not None]
     assumed = sorted({text for one in results.outcomes.values() for text in one.assumptions})

@@ -68,10 +68,10 @@ def cell(policy: str, seed: int = 1, **more: Any) -> Settings:
 
 
 OUTCOMES = {
-    cell("sia", 1): outcome(1.0, 2.0, policy="sia"),
-    cell("sia", 2): outcome(1.0, 4.0),
-    cell("gavel", 1): outcome(2.0, 8.0),
-    cell("gavel", 2): outcome(4.0, 10.0),
+    cell("sia", 1, elastic=True): outcome(1.0, 2.0, policy="sia"),
+    cell("sia", 2, elastic=True): outcome(1.0, 4.0),
+    cell("gavel", 1, elastic=True): outcome(2.0, 8.0),
+    cell("gavel", 2, elastic=True): outcome(4.0, 10.0),
     cell("sia", 1, pipelines="synergy", elastic=True): outcome(5.0, 6.0),
     cell("gavel", 1, pipelines="synergy", elastic=True): outcome(7.0, 9.0),
 }
@@ -80,6 +80,9 @@ OUTCOMES = {
 @pytest.fixture
 def results() -> Results:
     return Results(definition(), OUTCOMES)
+
+
+_FILLED = (("sia", True), ("gavel", True), ("gavel", False))
 
 
 @pytest.fixture
@@ -114,6 +117,19 @@ def test_what_follows_from_other_settings_does_not_tell_cells_apart() -> None:
     several = [cell("sia"), cell("gavel", round_s=360.0), cell("gavel", round_s=360.0, fills=False)]
     assert telling(several) == ["policy", "fills"]
     assert telling([cell("sia", 1), cell("sia", 2)]) == []
+
+
+def test_settings_that_mean_nothing_to_a_cell_are_not_told_of_it(results: Results) -> None:
+    given = {"trace": "jobs.csv", "cluster": "pool.yaml", "elastic": True}
+    several = [cell(one, fills=fills, **given) for one, fills in _FILLED]
+    assert list(names(several).values()) == ["sia", "gavel, fills yes", "gavel, fills no"]
+    assert names(several, keys=["fills"], always=["fills"])[several[0]] == "fills yes"
+    found = Results(results.definition, dict.fromkeys(several, outcome(1.0)))
+    page = Page(render_experiment(found, [], [], "", "1.2.3"))
+    assert [row[1] for row in page.tables[0][1:]] == ["–", "yes", "no"]
+    made = {row[0] for row in page.tables[-1]}
+    assert {"quantum_s", "trace", "round_s"} <= made
+    assert made.isdisjoint({"generations", "window", "arrivals", "nodes", "load", "restart_s"})
 
 
 def test_published_numbers_belong_to_their_group(results: Results) -> None:
