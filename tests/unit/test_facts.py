@@ -168,7 +168,7 @@ def test_curves_find_what_is_found_without_them_however_many_are_kept(most: int)
         fed = rng.uniform(100, 5000, 7)
         at = curves.find(jobs, plain, columns, numbers, nodes, replicas)
         goodput, which = curves.tops(at, numbers, nodes, replicas, fed)
-        found = goodput, *curves.batches(numbers, replicas, which)
+        found = goodput, *curves.batches(at, numbers, replicas, which)
         alone = best_of(numbers, nodes, replicas, fed, 50)
         for one, other in zip(found, alone, strict=True):
             assert np.array_equal(one, other)
