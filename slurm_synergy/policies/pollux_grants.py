@@ -29,6 +29,7 @@ from slurm_synergy.core.model import (
 from slurm_synergy.core.node_parts import NodeParts
 from slurm_synergy.core.packing import Request, Requests, layout_of, parts_of
 from slurm_synergy.core.room import GpuLayout, Room
+from slurm_synergy.core.scaling import BatchSize
 from slurm_synergy.core.snapshot import held
 
 __all__ = ["Granting", "Wanted", "kept", "pace", "shaped", "wanted"]
@@ -74,9 +75,34 @@ def kept(
 
 
 def _batched(found: Sequence[Wanted]) -> list[Wanted]:
-    batched = with_batches([(one.status, one.configuration) for one in found])
+    batched = _with_batches([(one.status, one.configuration) for one in found])
     pairs = zip(found, batched, strict=True)
     return [replace(one, configuration=configuration) for one, configuration in pairs]
+
+
+def _with_batches(wanted: Sequence[tuple[JobStatus, Configuration]]) -> list[Configuration]:
+    """As ``with_batches``; on a type of which nothing is known a job begins with a small one."""
+    found = with_batches(wanted)
+    return [
+        replace(one, batch=_modest_batch(status, one)) if one.batch is None else one
+        for (status, _), one in zip(wanted, found, strict=True)
+    ]
+
+
+def _modest_batch(status: JobStatus, one: Configuration) -> BatchSize | None:
+    """The least per GPU that is known to be worth while elsewhere: its memory is not known."""
+    job, scaling, kind, now = status.job, status.profile.scaling, one.gpu_type, held(status)
+    if job.elasticity is not Elasticity.ADAPTIVE or job.batch is None or not kind:
+        return None
+    if scaling is None or not scaling.speeds or kind in scaling.speeds:
+        return None
+    replicas = max(one.gpus // gpus_per_replica(job, scaling, kind), 1)
+    if now is not None and now.batch is not None and now.batch.replicas == replicas:
+        return now.batch
+    initial, largest = job.batch
+    least = min(speed.local_least for speed in scaling.speeds.values())
+    local = max(least, -(-initial // replicas))
+    return BatchSize(local=local, replicas=replicas) if local * replicas <= largest else None
 
 
 class Granting:
@@ -204,7 +230,7 @@ class Granting:
                 gpus = -(-least // unit) * unit
                 if gpus <= job.most_on(kind):
                     plain = Configuration(gpus=gpus, nodes=1, gpu_type=kind)
-                    yield with_batches([(status, plain)])[0]
+                    yield _with_batches([(status, plain)])[0]
 
     def _sizes(self, status: JobStatus) -> tuple[int, ...]:
         least = status.job.least_gpus

@@ -214,6 +214,17 @@ def test_the_batch_is_for_the_type_that_the_job_is_on() -> None:
     assert with_batches([(pending(rigid, belief), on[0])]) == [on[0]]
 
 
+@pytest.mark.parametrize(("least", "per_gpu"), [(1, 2), (10, 10)])
+def test_a_job_begins_with_a_small_batch_on_a_type_of_which_nothing_is_known(
+    least: int, per_gpu: int
+) -> None:
+    belief = known(scaling({"v100": 1.0}, explored={"v100": 4}, noise=1e3, local=(least, 64)))
+    status = pending(elastic(batch=(16, 1024)), belief)
+    (there,) = planned(snapshot(pool(v100=0, a100=1), [status])).placements
+    assert (there.gpu_type, there.gpus) == ("a100", 8)
+    assert there.batch == BatchSize(local=per_gpu, replicas=8)
+
+
 def test_a_batch_is_kept_unless_another_is_clearly_better() -> None:
     plain = Configuration(gpus=2, nodes=1, gpu_type="v100")
     best = with_batches([(pending(elastic(), seen(2)), plain)])[0].batch
