@@ -386,9 +386,10 @@ def plain(value: Any) -> str:
 
 
 def shown(value: Any) -> Any:
-    """A setting as it is shown: of a file its name alone."""
+    """A setting as it is shown: of a file its name alone, and of several its directory's too."""
     if isinstance(value, str) and "/" in value and Path(value.partition(",")[0]).suffix:
-        return value.partition(",")[0].rpartition("/")[2]
+        *_, directory, name = value.partition(",")[0].split("/")
+        return f"{directory}/{name}" if "{" in name else name
     return value
 
 

@@ -27,6 +27,7 @@ from slurm_synergy.simulator.outcome import (
     check_expected,
     check_names,
     interpolated,
+    shown,
     varying,
 )
 
@@ -261,8 +262,8 @@ def test_the_code_version_follows_what_decides_only(
     shutil.copytree(source, copied, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     monkeypatch.setattr(slurm_synergy, "__file__", str(copied / "__init__.py"))
     before = code_version()
-    for shown in ("report.py", "svg.py", "experiment.py", "outcome.py"):
-        (copied / "simulator" / shown).write_text("changed")
+    for file in ("report.py", "svg.py", "experiment.py", "outcome.py"):
+        (copied / "simulator" / file).write_text("changed")
     assert code_version() == before
     (copied / "simulator" / "engine.py").write_text("changed")
     assert code_version() != before
@@ -359,6 +360,21 @@ def test_it_is_told_before_anything_is_simulated(tmp_path: Path) -> None:
         definition = read_definition(path)
         with pytest.raises(ConfigError, match=rf"{path}: expected\[0\].where = .*{what}"):
             check_expected(definition, expand(definition, path, {}), str(path))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("sia:${SIA_DATA}/philly/workload-{seed}.csv,elastic=full", "philly/workload-{seed}.csv"),
+        ("/data/static_100jobs.csv", "static_100jobs.csv"),
+        ("clusters/sia-64gpu.yaml", "sia-64gpu.yaml"),
+        ("20/70/10", "20/70/10"),
+    ],
+)
+def test_a_file_is_shown_by_its_name_and_several_by_their_directory_too(
+    value: str, text: str
+) -> None:
+    assert shown(value) == text
 
 
 def test_seeds_are_averaged() -> None:
