@@ -30,6 +30,7 @@ from slurm_synergy.config import SchedulingSettings
 from slurm_synergy.controller.triggers import RoundTimer
 from slurm_synergy.core.decide import Mechanism, Policy
 from slurm_synergy.core.model import JobPhase, Plan, ReasonCode, Snapshot
+from slurm_synergy.core.rounds_of_time import quantum_of
 from slurm_synergy.core.wording import counted
 from slurm_synergy.errors import LedgerError, LedgerUnavailable, SynergyError
 from slurm_synergy.round import Known, RoundResult, run_round
@@ -134,7 +135,7 @@ class Loop:
         self._timer = RoundTimer(
             round_s=scheduling.round_s,
             debounce_s=scheduling.debounce_s,
-            quantum_s=getattr(parts.policy, "quantum_s", math.inf),
+            quantum_s=quantum_of(parts.policy, scheduling.round_s),
         )
         self._prepared = False
         self._paused_s = (0.0, 0.0)

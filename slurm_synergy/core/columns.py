@@ -57,8 +57,9 @@ def held_key(status: JobStatus) -> Key | None:
     now = held(status)
     if now is None:
         return None
-    nodes = None if _splits(status.job) else len(now.shares)
-    return now.gpu_type, now.gpus, nodes
+    # Nodes with unlike numbers of GPUs are no configuration: the job keeps its GPUs, split anyhow.
+    anyhow = _splits(status.job) or len({share.gpus for _, share in now.shares}) > 1
+    return now.gpu_type, now.gpus, None if anyhow else len(now.shares)
 
 
 def _splits(job: Job) -> bool:

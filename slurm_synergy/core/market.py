@@ -34,11 +34,15 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Market:
-    """A job's row of the matrix, ``prices`` of one GPU by type, and what the job was given."""
+    """A job's row of the matrix, ``prices`` of one GPU by type, and what the job was given.
+
+    ``between``: the round was between two plans, and the job kept what it had without being asked.
+    """
 
     choices: tuple[Choice, ...] = ()
     prices: Mapping[str, float] = field(default_factory=dict)
     chosen: Choice | None = None
+    between: bool = False
 
 
 def amount(gpus: int, gpu_type: str, nodes: int | None) -> str:
@@ -50,11 +54,15 @@ def amount(gpus: int, gpu_type: str, nodes: int | None) -> str:
 def market_in_words(market: Market) -> tuple[str, ...]:
     """One line for the row, one for the prices, and what more or less would have been."""
     lines = [f"could run on: {'; '.join(_row(market.choices))}"] if market.choices else []
+    if market.between:
+        lines.append(
+            "between two plans jobs that run are moved only where another one would wait otherwise"
+        )
     if market.prices:
         said = ", ".join(f"{kind} {price:.2f}" for kind, price in sorted(market.prices.items()))
         lines.append(f"worth of a GPU to the other jobs in that round: {said}")
     if market.chosen is not None:
-        lines += _beside(market.choices, market.chosen)
+        lines += _beside(market.choices, market.chosen, between=market.between)
     elif market.choices:
         best = max(market.choices, key=lambda one: one.surplus)
         lines.append(
@@ -89,10 +97,11 @@ def _row(choices: Sequence[Choice]) -> list[str]:
     return found
 
 
-def _beside(choices: Sequence[Choice], chosen: Choice) -> list[str]:
+def _beside(choices: Sequence[Choice], chosen: Choice, *, between: bool) -> list[str]:
     """What the next larger and the next smaller request of the same type would have got."""
+    got = "kept" if between else "was given"
     lines = [
-        f"was given {_amount(chosen)}, which {_counts(chosen)} {chosen.gain:.2f} for it and "
+        f"{got} {_amount(chosen)}, which {_counts(chosen)} {chosen.gain:.2f} for it and "
         f"{_is_or_are(chosen)} worth {chosen.price:.2f} to others"
     ]
     same = [one for one in choices if one.gpu_type == chosen.gpu_type]

@@ -6,12 +6,13 @@ job and a type are served in the order of how far behind its share the job is th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Turn", "is_renewal", "turns"]
+__all__ = ["Turn", "is_renewal", "quantum_of", "turns"]
 
 Floats = NDArray[np.float64]
 
@@ -51,3 +52,13 @@ def is_renewal(now_s: float, previous_s: float | None, quantum_s: float) -> bool
     if previous_s is None or previous_s >= now_s:
         return True
     return now_s // quantum_s > previous_s // quantum_s
+
+
+def quantum_of(policy: object, round_s: float) -> float:
+    """Seconds between the whole multiples at which a policy plans anew; infinite for most.
+
+    They are a ``round_s`` for one that says ``by_rounds``, else its ``quantum_s`` if it has one.
+    """
+    if getattr(policy, "by_rounds", False):
+        return round_s
+    return float(getattr(policy, "quantum_s", math.inf))

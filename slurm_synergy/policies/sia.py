@@ -17,7 +17,7 @@ import numpy as np
 from slurm_synergy.core.assignment import IDLE, Assignment, Choices, Ints, assign
 from slurm_synergy.core.columns import suits
 from slurm_synergy.core.configurations import Capacities, tally
-from slurm_synergy.core.contest import Contest, arrival
+from slurm_synergy.core.contest import Contest, arrival, gpus_of
 from slurm_synergy.core.elastic import Shapes, configuration_of
 from slurm_synergy.core.market import Choice, Market, amount
 from slurm_synergy.core.model import (
@@ -34,6 +34,7 @@ from slurm_synergy.core.model import (
 from slurm_synergy.core.packing import Request, Requests, parts_of
 from slurm_synergy.core.placer import Placed, place_configurations
 from slurm_synergy.core.room import GpuLayout, Room
+from slurm_synergy.core.rounds_of_time import is_renewal
 from slurm_synergy.core.snapshot import held
 from slurm_synergy.core.valuation import IDLE_COST, Floats, gains, normalise, restart_factor
 from slurm_synergy.core.worth import Worth, worth_of
@@ -42,7 +43,14 @@ __all__ = ["SIA", "Offer", "Sia"]
 
 # What standing in the queue counts for: it decides between jobs that gain the same.
 _TIE = 1e-6
-_PARAMETERS = ("power", "idle_cost", "most_factor", "restart_weight", "gap")
+_PARAMETERS = (
+    "power",
+    "idle_cost",
+    "most_factor",
+    "restart_weight",
+    "moves_between_rounds",
+    "gap",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,16 +78,23 @@ class Offer:
 class Sia:
     """The policy. ``power`` is the fairness exponent p, ``idle_cost`` lambda, ``gap`` how near to
     the best choice is near enough, relative. ``most_factor`` is what a move counts at most of the
-    same gain in place: it must be below 1, or jobs could change places for ever. With a
-    ``restart_weight`` above 1 a restart counts as so many times the seconds that it takes: jobs are
-    moved less often than published, and are later on average (docs/reproduction.md)."""
+    same gain in place: it must be below 1, or jobs could change places for ever. A restart counts
+    as ``restart_weight`` times the seconds that it takes; 1 is the paper's. All jobs are planned
+    anew once in each ``round_s``; unless ``moves_between_rounds``, the rounds between these, after
+    an event, move jobs only where another one would wait otherwise (ADR 065)."""
 
     name: str = "sia"
     power: float = -0.5
     idle_cost: float = IDLE_COST
     gap: float = 1e-4
     most_factor: float = 0.999
-    restart_weight: float = 1.0
+    restart_weight: float = 2.0
+    moves_between_rounds: bool = False
+
+    @property
+    def by_rounds(self) -> bool:
+        """Whether plans are made at whole multiples of ``round_s``, as the others are."""
+        return not self.moves_between_rounds
 
     @property
     def parameters(self) -> Mapping[str, float]:
@@ -91,26 +106,35 @@ class Sia:
         said = report.get("parameters")
         if not isinstance(said, Mapping):
             return self
-        changes: dict[str, Any] = {name: float(said[name]) for name in _PARAMETERS if name in said}
+        changes: dict[str, Any] = {
+            name: type(getattr(self, name))(said[name]) for name in _PARAMETERS if name in said
+        }
         return replace(self, **changes)
 
     def choose(self, snapshot: Snapshot) -> Decision:
         """A configuration for each job that gets one."""
-        jobs = Contest.of(snapshot)
-        offer = self.offer(snapshot, jobs.competing, jobs.kept)
-        decided = _Round(snapshot, jobs, offer).decision()
+        decided = self._round(snapshot).decision
         return replace(decided, solver={**decided.solver, "parameters": self.parameters})
+
+    def _round(self, snapshot: Snapshot) -> _Round:
+        """The round with everybody who runs where they are, or with all planned anew."""
+        everybody = Contest.of(snapshot)
+        if not self.moves_between_rounds and not is_renewal(
+            snapshot.now_s, snapshot.previous_s, snapshot.round_s
+        ):
+            between = everybody.between()
+            must_run = _must_run(snapshot, between)
+            if sum(status.job.least_gpus for status in must_run) <= _free_gpus(snapshot, between):
+                round_ = _Round(self, snapshot, between)
+                if round_.runs_all((*must_run, *between.settled)):
+                    return round_
+        return _Round(self, snapshot, everybody)
 
     def offer(
         self, snapshot: Snapshot, jobs: Sequence[JobStatus], kept: Iterable[JobStatus] = ()
     ) -> Offer:
         """The best choice for ``jobs`` when ``kept`` ones keep what they hold."""
-        taken: dict[str, int] = {}
-        for status in kept:
-            now = held(status)
-            for name, share in now.shares if now else ():
-                taken[name] = taken.get(name, 0) + share.gpus
-        worth = worth_of(snapshot, jobs, taken)
+        worth = worth_of(snapshot, jobs, gpus_of(kept))
         brings = self._gains(snapshot, worth)
         found = assign(
             Choices(
@@ -126,11 +150,19 @@ class Sia:
 
     def market(self, snapshot: Snapshot, job_id: int) -> Market | None:
         """What was offered to a job in that round; None if it did not compete."""
-        jobs = Contest.of(snapshot)
-        ids = [status.job.job_id for status in jobs.competing]
+        round_ = self._round(snapshot)
+        if any(status.job.job_id == job_id for status in round_.contest.settled):
+            # It was not asked in that round; what it could have is known all the same.
+            everybody = Contest.of(snapshot)
+            offer = self.offer(snapshot, everybody.competing, everybody.kept)
+            between, chosen = True, offer.worth.current
+        else:
+            offer, between = round_.offer, False
+            chosen = offer.found.chosen
+        ids = [status.job.job_id for status in offer.worth.jobs]
         if job_id not in ids:
             return None
-        offer, row = self.offer(snapshot, jobs.competing, jobs.kept), ids.index(job_id)
+        row = ids.index(job_id)
         goodput = offer.worth.goodput[row]
         open_ = np.nonzero(np.isfinite(offer.gains[row]))[0].tolist()
         least = min((goodput[column] for column in open_), default=1.0)
@@ -148,7 +180,8 @@ class Sia:
         return Market(
             choices=tuple(choices.values()),
             prices=offer.prices(),
-            chosen=choices.get(int(offer.found.chosen[row])),
+            chosen=choices.get(int(chosen[row])),
+            between=between,
         )
 
     def _gains(self, snapshot: Snapshot, worth: Worth) -> Floats:
@@ -188,22 +221,38 @@ def _as_now(worth: Worth, brings: Floats) -> Ints | None:
     return np.where((worth.current >= 0) & np.isfinite(here), worth.current, IDLE)
 
 
+def _must_run(snapshot: Snapshot, contest: Contest) -> list[JobStatus]:
+    """Those that compete and would fit into the pool if it were empty."""
+    capacities = tally(snapshot.nodes)
+    return [status for status in contest.competing if suits(capacities, status.job)]
+
+
+def _free_gpus(snapshot: Snapshot, contest: Contest) -> int:
+    taken = gpus_of(contest.kept)
+    return sum(max(one.capacity.gpus - taken.get(one.name, 0), 0) for one in snapshot.nodes)
+
+
 class _Round:
     """From what was chosen to grants that certainly fit together."""
 
-    def __init__(self, snapshot: Snapshot, jobs: Contest, offer: Offer) -> None:
-        self._snapshot, self._jobs, self._offer = snapshot, jobs, offer
+    def __init__(self, policy: Sia, snapshot: Snapshot, contest: Contest) -> None:
+        self._snapshot, self.contest = snapshot, contest
+        self.offer = policy.offer(snapshot, contest.competing, contest.kept)
         self._requests, self._shapes = Requests.of_snapshot(snapshot), Shapes.of_snapshot(snapshot)
         self._granted: list[tuple[JobStatus, Grant]] = []
         self._layouts: dict[int, GpuLayout] = {}
+        self.decision = self._decide()
 
-    def decision(self) -> Decision:
-        """The policy's word."""
-        wanted = [(status, _as_held(status)) for status in self._jobs.kept]
-        chosen = self._offer.found.chosen
+    def runs_all(self, jobs: Iterable[JobStatus]) -> bool:
+        """Whether each of the jobs was placed."""
+        return all(status.job.job_id in self._layouts for status in jobs)
+
+    def _decide(self) -> Decision:
+        wanted = [(status, _as_held(status)) for status in self.contest.kept]
+        chosen = self.offer.found.chosen
         rows = np.nonzero(chosen != IDLE)[0].tolist()
-        cells = self._offer.worth.cells(rows, chosen[rows].tolist())
-        competing = self._jobs.competing
+        cells = self.offer.worth.cells(rows, chosen[rows].tolist())
+        competing = self.contest.competing
         wanted += [(competing[row], cell) for row, cell in zip(rows, cells, strict=True)]
         wanted.sort(key=lambda pair: arrival(pair[0]))
         asked = [self._request(status, configuration) for status, configuration in wanted]
@@ -248,14 +297,14 @@ class _Round:
         """
         rows = [
             row
-            for row, status in enumerate(self._jobs.competing)
+            for row, status in enumerate(self.contest.competing)
             if status.job.job_id not in self._layouts
         ]
-        rows.sort(key=lambda row: (self._jobs.competing[row].lease is None, *self._arrived(row)))
+        rows.sort(key=lambda row: (self.contest.competing[row].lease is None, *self._arrived(row)))
         for row in rows:
             if not room.free_gpus():
                 return
-            status = self._jobs.competing[row]
+            status = self.contest.competing[row]
             if room.free_gpus(status.job.gpu_types) < status.job.least_gpus:
                 continue
             for configuration in self._modest(row):
@@ -267,11 +316,11 @@ class _Round:
                     break
 
     def _arrived(self, row: int) -> tuple[float, int]:
-        return arrival(self._jobs.competing[row])
+        return arrival(self.contest.competing[row])
 
     def _modest(self, row: int) -> list[Configuration]:
         """What the job holds, then its smallest configuration of each type, the best first."""
-        worth, brings = self._offer.worth, self._offer.gains[row]
+        worth, brings = self.offer.worth, self.offer.gains[row]
         open_ = np.nonzero(np.isfinite(brings))[0].tolist()
         current = int(worth.current[row])
         smallest: dict[str | None, int] = {}
@@ -284,16 +333,16 @@ class _Round:
         return [worth.configuration(row, column) for column in dict.fromkeys(first + order)]
 
     def _gpus(self, column: int) -> int:
-        return self._offer.worth.configurations[column].gpus
+        return self.offer.worth.configurations[column].gpus
 
     # words -----------------------------------------------------------------------------------
 
     def _waiting(self, placed: Placed) -> dict[int, Reason]:
-        waiting = dict(self._jobs.waiting)
-        if len(self._layouts) == len(self._jobs.competing) + len(self._jobs.kept):
+        waiting = dict(self.contest.waiting)
+        if len(self._layouts) == len(self.contest.competing) + len(self.contest.kept):
             return waiting
-        unplaced, words = set(placed.unplaced), _Words(self._snapshot, self._offer)
-        for row, status in enumerate(self._jobs.competing):
+        unplaced, words = set(placed.unplaced), _Words(self._snapshot, self.offer)
+        for row, status in enumerate(self.contest.competing):
             job_id = status.job.job_id
             if job_id in self._layouts:
                 continue
@@ -304,7 +353,7 @@ class _Round:
         return waiting
 
     def _report(self) -> dict[str, object]:
-        found, worth = self._offer.found, self._offer.worth
+        found, worth = self.offer.found, self.offer.worth
         return {
             "status": "optimal" if found.exact else "feasible",
             "objective": found.objective,
@@ -312,7 +361,7 @@ class _Round:
             "gap": found.gap,
             "jobs": len(worth.jobs),
             "configurations": len(worth.configurations),
-            "prices": self._offer.prices(),
+            "prices": self.offer.prices(),
         }
 
 
@@ -335,7 +384,7 @@ class _Words:
     """Why jobs wait, one value for each case."""
 
     def __init__(self, snapshot: Snapshot, offer: Offer) -> None:
-        self._snapshot, self._offer = snapshot, offer
+        self._snapshot, self.offer = snapshot, offer
         self._prices = offer.found.prices @ offer.worth.usage.takes
         # Of each job the configuration that it would gain most from, the price paid.
         surplus = offer.gains - self._prices
@@ -344,9 +393,9 @@ class _Words:
 
     def idle(self, row: int) -> Reason:
         """The reason of a job for which no configuration was chosen."""
-        worth = self._offer.worth
+        worth = self.offer.worth
         best = self._best[row] if self._best else IDLE
-        brings = float(self._offer.gains[row, best]) if self._best else -np.inf
+        brings = float(self.offer.gains[row, best]) if self._best else -np.inf
         if not np.isfinite(brings):
             return self._nothing_on_offer(worth.jobs[row])
         one = worth.configurations[best]

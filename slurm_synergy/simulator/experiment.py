@@ -64,8 +64,9 @@ class Settings(_Model):
     there. ``fills`` and ``quantum_s``, ``generations``, ``patience``, ``avoid_interference`` and
     ``mixes`` are settings of the rivals' policies that have such.
     ``power`` is the fairness exponent p of Sia and Pollux, each one's own by default;
-    ``restart_weight`` is how many times its seconds a restart counts for Sia. Those of Shockwave
-    are ``window`` rounds, ``makespan``, ``unfair_power`` (lambda) and ``fair_ratio``.
+    ``restart_weight`` is how many times its seconds a restart counts for Sia, and
+    ``moves_between_rounds`` whether it plans all anew after each event. Those of Shockwave are
+    ``window`` rounds, ``makespan``, ``unfair_power`` (lambda) and ``fair_ratio``.
     """
 
     policy: str = "fifo"
@@ -105,7 +106,8 @@ class Settings(_Model):
     avoid_interference: bool = True
     mixes: bool = False
     power: Annotated[float, Field(ge=-10, le=10)] | None = None
-    restart_weight: Annotated[float, Field(ge=0, le=100)] = 1.0
+    restart_weight: Annotated[float, Field(ge=0, le=100)] = 2.0
+    moves_between_rounds: bool = False
     window: _Count = 5
     makespan: _Cost = 1e-9
     unfair_power: _Cost = 12.0

@@ -13,7 +13,11 @@ _SHARED_TIME = {"quantum_s": "quantum_s", "fills": "fills"}
 
 OF_POLICIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        "sia": {"power": "power", "restart_weight": "restart_weight"},
+        "sia": {
+            "power": "power",
+            "restart_weight": "restart_weight",
+            "moves_between_rounds": "moves_between_rounds",
+        },
         "pollux": {
             "power": "power",
             "generations": "generations",

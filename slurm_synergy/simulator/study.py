@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -11,6 +10,7 @@ from typing import Any
 
 from slurm_synergy.core.decide import Mechanism, Policy
 from slurm_synergy.core.model import Node
+from slurm_synergy.core.rounds_of_time import quantum_of
 from slurm_synergy.errors import ConfigError
 from slurm_synergy.simulator.cluster import Costs
 from slurm_synergy.simulator.engine import Outline, Played, Reordering, play, play_rounds
@@ -100,7 +100,7 @@ def run_study(study: Study) -> StudyResult:
         costs=study.costs,
         event_delay_s=study.event_delay_s,
         measured=study.measured,
-        quantum_s=_quantum_s(study),
+        quantum_s=quantum_of(study.policy, study.round_s),
         stopwatch=study.stopwatch,
     )
     played = (play if study.semantics is Semantics.EXACT else play_rounds)(outline)
@@ -115,13 +115,6 @@ def run_study(study: Study) -> StudyResult:
     return StudyResult(
         summary=summary, jobs=tuple(results), played=played, assumptions=trace.assumptions
     )
-
-
-def _quantum_s(study: Study) -> float:
-    """How long the policy's grants hold: its own quantum, or until the next periodic round."""
-    if getattr(study.policy, "by_rounds", False):
-        return study.round_s
-    return getattr(study.policy, "quantum_s", math.inf)
 
 
 def _check_measured(study: Study) -> None:

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import jobs, nodes, profiles
 
+from slurm_synergy.core.columns import suits
+from slurm_synergy.core.configurations import tally
 from slurm_synergy.core.decide import check_plan, decide
 from slurm_synergy.core.elastic import objection
 from slurm_synergy.core.goodput import GradientStatistics, ThroughputModel
@@ -23,6 +25,7 @@ from slurm_synergy.core.model import (
     Profile,
     Snapshot,
 )
+from slurm_synergy.core.rounds_of_time import is_renewal
 from slurm_synergy.core.scaling import Scaling, TypeSpeed
 from slurm_synergy.core.snapshot import held, is_pinned
 from slurm_synergy.mechanisms import MECHANISMS
@@ -122,12 +125,36 @@ def test_every_plan_for_elastic_jobs_keeps_the_promises(mechanism: str, snapshot
             _assert_whole(snapshot, status, placement)
 
 
+@every_mechanism
+@settings(max_examples=30)
+@given(snapshot=histories())
+def test_between_two_plans_who_runs_goes_on_unless_another_one_would_wait(
+    mechanism: str, snapshot: Snapshot
+) -> None:
+    shot = replace(snapshot, previous_s=snapshot.now_s - 1)
+    assert not is_renewal(shot.now_s, shot.previous_s, shot.round_s)
+    check_plan(shot, decide(shot, SIA, MECHANISMS[mechanism]))
+    found = SIA.choose(shot)
+    anew = replace(SIA, moves_between_rounds=True).choose(shot)
+    if found.grants == anew.grants:
+        return
+    granted = {one.job_id: one.configuration for one in found.grants}
+    capacities = tally(shot.nodes)
+    for status in shot.jobs:
+        now, given = held(status), granted.get(status.job.job_id)
+        if now is None:
+            assert given is not None or shot.draining or not suits(capacities, status.job)
+        elif objection(status, now) is None:
+            assert given is not None and given.gpus == now.gpus
+            assert given.gpu_type in (None, now.gpu_type)
+
+
 def _assert_within_reach(status: JobStatus, placement: Placement) -> None:
     assert objection(status, placement) is None
     now, scaling = held(status), status.profile.scaling
     if status.job.elasticity is Elasticity.RIGID or (now and now.gpus == placement.gpus):
         return
-    most = 2 * scaling.explored_gpus if scaling else 0
+    most = max(2 * scaling.explored_gpus if scaling else 0, now.gpus if now else 0)
     # The least that nodes offer is never more than twice what the job could have at the least.
     least = 2 * max(status.job.least_gpus, status.job.scale_unit)
     assert placement.gpus <= max(most, least, _largest_node(placement))
@@ -138,9 +165,15 @@ def _largest_node(placement: Placement) -> int:
 
 
 def _assert_whole(snapshot: Snapshot, status: JobStatus, placement: Placement) -> None:
-    """An elastic job on several nodes has them as a whole, unless it just stays where it is."""
+    """An elastic job on several nodes has them as a whole, unless it just stays where it is.
+
+    Where a type's nodes have unlike sizes, a small one may lack the memory that a piece of a larger
+    one has.
+    """
     now = held(status)
     if status.job.elasticity is Elasticity.RIGID or len(placement.shares) == 1:
+        return
+    if len({one.total for one in snapshot.nodes if one.gpu_type == placement.gpu_type}) > 1:
         return
     if placement.batch is None and placement.gpus == status.job.gpus:
         return  # as its user asked for

@@ -344,7 +344,7 @@ def test_an_elastic_job_starts_small_and_at_most_doubles(
     (result,) = job_results(played)
     assert result.gpu_s == pytest.approx(one.gpu_s)
     assert result.run_s <= result.jct_s
-    assert result.gpu_s > 2 * result.run_s
+    assert result.gpu_s > 1.5 * result.run_s
 
 
 def test_a_golden_run_of_pollux(plays: Plays) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -17,10 +18,12 @@ from slurm_synergy.core.model import (
     ReasonCode,
     Snapshot,
 )
-from slurm_synergy.core.rounds_of_time import is_renewal, turns
+from slurm_synergy.core.rounds_of_time import is_renewal, quantum_of, turns
 from slurm_synergy.core.scaling import Scaling, TypeSpeed
 from slurm_synergy.core.type_rates import type_rates
+from slurm_synergy.policies import POLICIES
 from slurm_synergy.policies.gavel import GAVEL, Gavel
+from slurm_synergy.policies.sia import SIA
 from slurm_synergy.policies.time_shares import Demand
 
 POOL = [node("a-1", "a", gpus=1), node("b-1", "b", gpus=1)]
@@ -136,6 +139,13 @@ def test_leases_end_at_multiples_of_the_quantum() -> None:
     assert is_renewal(360.0, 359.0, 360.0) and is_renewal(725.0, 719.0, 360.0)
     assert not is_renewal(719.0, 360.0, 360.0)
     assert is_renewal(719.0, None, 360.0)
+
+
+def test_plans_are_made_at_whole_multiples_of_what_the_policy_says() -> None:
+    assert quantum_of(POLICIES["gavel"], 60.0) == 360.0
+    assert quantum_of(POLICIES["sia"], 60.0) == quantum_of(POLICIES["pollux"], 60.0) == 60.0
+    assert quantum_of(replace(SIA, moves_between_rounds=True), 60.0) == math.inf
+    assert quantum_of(POLICIES["fifo"], 60.0) == math.inf
 
 
 def test_equal_jobs_take_turns_and_keep_their_gpus_within_a_quantum() -> None:

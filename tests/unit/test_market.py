@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from builders import GIB, elastic, job, node, pending, profile, scaling, snapshot
+from builders import (
+    GIB,
+    elastic,
+    job,
+    node,
+    pending,
+    placement,
+    profile,
+    res,
+    running,
+    scaling,
+    snapshot,
+)
 
 from slurm_synergy.controller.codec import decode, encode
 from slurm_synergy.controller.explaining import explain_round
@@ -86,3 +98,21 @@ def test_under_a_queue_policy_there_is_no_market() -> None:
     record = a_round()
     other = replace(record, plan=replace(record.plan, policy="fifo"))
     assert explain_round(other, "1").market is None
+
+
+def test_a_job_that_was_not_asked_between_two_plans_is_told_what_it_kept_and_why() -> None:
+    nodes = [node("v100-0", "v100", 4, 16, 240 * GIB), node("a100-0", "a100", 4, 16, 240 * GIB)]
+    belief = replace(Profile(), scaling=scaling(explored={"v100": 2}, noise=1e3))
+    where = placement(1, "v100", v100_0=res(2, 8, 120 * GIB))
+    shot = replace(
+        snapshot(nodes, [running(elastic(1), where, belief), pending(elastic(2), belief)]),
+        now_s=620.0,
+        previous_s=610.0,
+    )
+    kept, came = SIA.market(shot, 1), SIA.market(shot, 2)
+    assert kept is not None and kept.between and kept.chosen is not None
+    assert (kept.chosen.gpu_type, kept.chosen.gpus) == ("v100", 2)
+    lines = market_in_words(kept)
+    assert any("moved only where another one would wait" in line for line in lines)
+    assert any(line.startswith("kept 2 v100 GPUs") for line in lines)
+    assert came is not None and not came.between and came.chosen is not None

@@ -476,3 +476,59 @@ def test_what_was_refused_is_explained() -> None:
     shot = snapshot(pool(), [pending(elastic(ceilings=(below("a100", 4),)), belief)])
     told = explain(shot, planned(shot), 1).elastic
     assert "fewer than 4 of type a100 (beyond its account's limit)" in told
+
+
+# between two plans -----------------------------------------------------------------------------
+
+
+def between(jobs: list[JobStatus], nodes: list[Node] | None = None, **more: Any) -> Snapshot:
+    """A round ten seconds after another one; all are planned anew at whole multiples of 300 s."""
+    return replace(snapshot(nodes or pool(), jobs), now_s=620.0, previous_s=610.0, **more)
+
+
+def growing(job_id: int = 1, gpus: int = 2) -> JobStatus:
+    """A job that gains by having twice the GPUs that it has."""
+    belief = known(scaling(explored={"v100": gpus}, noise=1e3))
+    return running(elastic(job_id), holds(job_id, "v100", gpus, "v100_0"), belief)
+
+
+def test_between_two_plans_a_job_that_runs_stays_and_grows_with_the_next_plan() -> None:
+    shot = between([growing()])
+    assert shapes(SIA.choose(shot)) == {1: ("v100", 2, 1)}
+    assert shapes(SIA.choose(replace(shot, now_s=900.0)))[1][1] == 4
+    at_any_time = replace(SIA, moves_between_rounds=True)
+    assert shapes(at_any_time.choose(shot))[1][1] == 4
+
+
+def test_a_job_that_comes_between_two_plans_starts_on_free_gpus_and_moves_nobody() -> None:
+    shot = between([growing(), pending(elastic(2), known())])
+    assert shapes(SIA.choose(shot)) == {1: ("v100", 2, 1), 2: ("a100", 1, 1)}
+
+
+def test_where_a_job_would_wait_all_are_planned_anew_at_once() -> None:
+    one = [node("v100-0", "v100", 4, 16, 240 * GIB)]
+    shot = between([growing(1, 4), pending(elastic(2, guaranteed=True), known())], one)
+    found = shapes(SIA.choose(shot))
+    assert set(found) == {1, 2} and found[1][1] < 4
+
+
+def test_a_job_that_fits_nowhere_makes_nobody_move_between_two_plans() -> None:
+    shot = between([growing(), pending(job(2, 40, nodes=5), profile())])
+    found = SIA.choose(shot)
+    assert shapes(found) == {1: ("v100", 2, 1)}
+    assert found.waiting[2].code is ReasonCode.NEVER_FITS
+
+
+def test_what_a_job_must_not_keep_is_no_reason_to_stay() -> None:
+    """Its user allows fewer GPUs now."""
+    one = growing(1, 4)
+    less = replace(one, job=replace(one.job, max_gpus=2))
+    assert shapes(SIA.choose(between([less])))[1][1] <= 2
+
+
+def test_a_job_on_unlike_parts_of_nodes_is_planned_like_any_other() -> None:
+    """As its user asked for, under a policy that splits jobs; no configuration is like that."""
+    few = [node("v100-0", "v100", 4, 16, 240 * GIB), node("v100-1", "v100", 1, 4, 60 * GIB)]
+    parts = {"v100_0": res(4, 16, 240 * GIB), "v100_1": res(1, 4, 60 * GIB)}
+    one = running(elastic(1, 5), placement(1, "v100", **parts), known())
+    assert set(shapes(SIA.choose(snapshot(few, [one])))) == {1}
