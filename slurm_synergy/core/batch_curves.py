@@ -263,10 +263,16 @@ class Curves:
         return found
 
     def _reach(self, jobs: int, columns: int) -> None:
-        """Make the table large enough."""
+        """Make the table large enough.
+
+        Each of its sides alone: both together would make it four times as large for every doubling
+        of the jobs.
+        """
         rows, width = self._at.shape
         if jobs > rows or columns > width:
-            table = np.full((max(2 * rows, jobs), max(2 * width, columns)), -1, dtype=np.int64)
+            more = max(2 * rows, jobs) if jobs > rows else rows
+            wider = max(2 * width, columns) if columns > width else width
+            table = np.full((more, wider), -1, dtype=np.int64)
             table[:rows, :width] = self._at
             self._at = table
 

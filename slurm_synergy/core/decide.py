@@ -35,7 +35,6 @@ _RATE_TOLERANCE = 1e-9
 _ID = attrgetter("job_id")
 _FORGOTTEN_AT_LEAST = 1000
 _NOTHING = (0, 0, 0)
-_MOST_FLOORS = 100_000
 # Until Python 3.12, looking up a member of an enumeration takes longer than comparing it.
 _RIGID = Elasticity.RIGID
 
@@ -205,12 +204,14 @@ class _Checked:
         found = snapshot.of_nodes.get(cls)
         if not isinstance(found, cls):
             found = snapshot.of_nodes[cls] = cls(snapshot)
-        if len(found.placements) > 2 * len(snapshot.jobs) + _FORGOTTEN_AT_LEAST:
+        most = 2 * len(snapshot.jobs) + _FORGOTTEN_AT_LEAST
+        if len(found.placements) > most:
             found.placements.clear()
             found._stamp = None
-        if len(found._floors) > _MOST_FLOORS:
+        # Both keep profiles, of which there is a new one whenever something is learned of a job.
+        if len(found._floors) > most:
             found._floors.clear()
-        if len(found.sorts) > _MOST_FLOORS:
+        if len(found.sorts) > most:
             found.sorts.clear()
         return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import WeakValueDictionary
 
 from slurm_synergy.core.model import JobStatus, Node, Profile
 from slurm_synergy.core.resources import Resources
@@ -26,13 +27,12 @@ Parts = list[tuple[int, Amounts]]
 Shape = tuple[int, int | None, tuple[str, ...]]
 """GPUs in total, number of nodes (None: free to split), and allowed GPU types (empty: any)."""
 
-# Needs outlive a round; users who name their memory to the MiB must not fill ours.
-_MOST_KNOWN = 100_000
+_FORGOTTEN_AT_LEAST = 1000
 
 # Needs by rule and kinds of node, which outlive the nodes themselves: these are new objects
-# whenever one of them goes down.
+# whenever one of them goes down. Those that were asked for last come last.
 _SHARED: dict[tuple[object, ...], Needs] = {}
-_MOST_SHARED = 100
+_MOST_SHARED = 16
 
 
 class Pool:
@@ -118,7 +118,7 @@ class Need:
     ``kept`` is for whoever computes something that follows from it, under a key of theirs.
     """
 
-    __slots__ = ("_compute", "_known", "kept")
+    __slots__ = ("__weakref__", "_compute", "_known", "kept")
 
     def __init__(self, compute: Callable[[int, int], Amounts]) -> None:
         self._compute = compute
@@ -137,29 +137,38 @@ class Needs:
     """One ``Need`` for all jobs that ``rule`` treats alike.
 
     The rules of ``core.pipeline`` look at the profile, the process memory, the tasks per node and
-    whether the job follows a lease; thousands of jobs share a few of those.
+    whether the job follows a lease; thousands of jobs share a few of those. An elastic job has a
+    new profile whenever something is learned of it, so what nobody has asked for of late is
+    forgotten: ``expect`` tells how much that is.
     """
 
-    __slots__ = ("_by_object", "_by_value", "_kinds", "_rule")
+    __slots__ = ("_before", "_by_object", "_by_value", "_kinds", "_most", "_rule")
 
     def __init__(self, pool: Pool, rule: Callable[[JobStatus, Node, int], Resources]) -> None:
         self._kinds = pool.kinds
         self._rule = rule
         # Most jobs share the profile object, which is quicker to look up than its value. It is
-        # kept beside the need, so that its id stays its own.
+        # kept beside the need, so that its id stays its own. When there are too many, those that
+        # are asked for again return from the dictionary before, and the others go with it.
         self._by_object: dict[tuple[int, int, int, bool], tuple[Profile, Need]] = {}
-        self._by_value: dict[object, Need] = {}
+        self._before: dict[tuple[int, int, int, bool], tuple[Profile, Need]] = {}
+        # As long as anybody has it, so that equal jobs have the same.
+        self._by_value: WeakValueDictionary[object, Need] = WeakValueDictionary()
+        self.expect(0)
 
     @classmethod
     def shared(cls, pool: Pool, rule: Callable[[JobStatus, Node, int], Resources]) -> Needs:
         """The needs by ``rule`` on nodes of these kinds: the same object whenever asked."""
         key = (rule, pool.signature)
-        found = _SHARED.get(key)
-        if found is None:
-            if len(_SHARED) >= _MOST_SHARED:
-                _SHARED.clear()
-            found = _SHARED[key] = cls(pool, rule)
+        found = _SHARED.pop(key, None) or cls(pool, rule)
+        if len(_SHARED) >= _MOST_SHARED:
+            del _SHARED[next(iter(_SHARED))]
+        _SHARED[key] = found
         return found
+
+    def expect(self, jobs: int) -> None:
+        """There are so many jobs now: little more is kept than what these can ask for."""
+        self._most = 2 * jobs + _FORGOTTEN_AT_LEAST
 
     def of(self, status: JobStatus) -> Need:
         """The need of the job; equal jobs get the same object."""
@@ -168,16 +177,24 @@ class Needs:
         found = self._by_object.get(key)
         if found is not None:
             return found[1]
-        if len(self._by_object) > _MOST_KNOWN:
-            self._by_object.clear()
-            self._by_value.clear()
+        if len(self._by_object) >= self._most:
+            self._before, self._by_object = self._by_object, {}
+        found = self._before.get(key)
+        if found is None:
+            found = profile, self._equal(status)
+        self._by_object[key] = found
+        return found[1]
+
+    def _equal(self, status: JobStatus) -> Need:
+        """The need of jobs that are equal to this one."""
+        job, profile = status.job, status.profile
         rates = tuple(sorted(profile.gpu_rate_per_gpu.items()))
         belief = (profile.confident, profile.rate_error)
-        value = (rates, profile.pipeline, profile.table, *belief, *key[1:])
+        own = (job.min_mem_mib_per_node, job.tasks_per_node, job.wrapped)
+        value = (rates, profile.pipeline, profile.table, *belief, *own)
         need = self._by_value.get(value)
         if need is None:
             need = self._by_value[value] = self.own(status)
-        self._by_object[key] = (profile, need)
         return need
 
     def own(self, status: JobStatus) -> Need:

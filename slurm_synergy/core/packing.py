@@ -50,7 +50,6 @@ Rule = Callable[[JobStatus, Node, int], Resources]
 """What a job needs on a node for a number of its GPUs, in somebody's opinion."""
 
 _FORGOTTEN_AT_LEAST = 1000
-_MOST_SORTS = 100_000
 _ONE_AT_BEST = (None, 1)
 """Numbers of nodes that let a job be on a single one."""
 
@@ -77,6 +76,7 @@ class _Lasting:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.pool = Pool(snapshot.nodes)
+        self._jobs = 0
         self._needs: dict[Rule, Needs] = {}
         self._usable = [0] * len(self.pool.kinds)
         for node, kind in zip(self.pool.nodes, self.pool.kind_of, strict=True):
@@ -102,17 +102,29 @@ class _Lasting:
         found = snapshot.of_nodes.get(cls)
         if not isinstance(found, cls):
             found = snapshot.of_nodes[cls] = cls(snapshot)
-        if len(found.requests) > 2 * len(snapshot.jobs) + _FORGOTTEN_AT_LEAST:
-            found.requests.clear()
-        if len(found.running) > 2 * len(snapshot.jobs) + _FORGOTTEN_AT_LEAST:
-            found.running.clear()
+        found._expect(len(snapshot.jobs))
         return found
+
+    def _expect(self, jobs: int) -> None:
+        """There are so many jobs now: forget all where most is about others."""
+        self._jobs = jobs
+        for needs in self._needs.values():
+            needs.expect(jobs)
+        several: tuple[dict[Any, Any], ...] = (
+            *(self.requests, self.running),
+            *(self._sorts, self._reaches),
+        )
+        for known in several:
+            if len(known) > 2 * jobs + _FORGOTTEN_AT_LEAST:
+                known.clear()
 
     def needs(self, rule: Rule) -> Needs:
         """What jobs need by ``rule``."""
-        if rule not in self._needs:
-            self._needs[rule] = Needs.shared(self.pool, rule)
-        return self._needs[rule]
+        found = self._needs.get(rule)
+        if found is None:
+            found = self._needs[rule] = Needs.shared(self.pool, rule)
+            found.expect(self._jobs)
+        return found
 
     def pending(self, status: JobStatus) -> Request:
         """What a job that holds nothing asks for, as the user has it; made once."""
@@ -140,8 +152,6 @@ class _Lasting:
         key = needs_by(job, profile)
         found = self._sorts.get(key)
         if found is None:
-            if len(self._sorts) > _MOST_SORTS:
-                self._sorts.clear()
             shape, need = (job.gpus, job.nodes, job.gpu_types), self.needs(floor_share).of(status)
             asked = Asked(shape, need, self.reach(shape, need))
             found = self._sorts[key] = profile, asked
@@ -151,8 +161,6 @@ class _Lasting:
         """GPUs that such jobs could take in the empty pool, regardless of how many nodes each."""
         found = self._reaches.get((shape, need))
         if found is None:
-            if len(self._reaches) > _MOST_SORTS:
-                self._reaches.clear()
             found = self._reaches[shape, need] = _reach(self.pool, self._usable, shape, need)
         return found
 
