@@ -326,7 +326,7 @@ def _profile_on(
     rate = model.rate(configuration.nodes or 1, batch.replicas, batch.local, batch.accumulation)
     rates = {kind: rate / configuration.gpus}
     seen = _is_seen(profile.scaling, kind, configuration.gpus)
-    # A model is fitted to steps of one pass mostly; of several it is up to a third off (record 051).
+    # A model is fitted to steps of one pass; of several it is up to a third off (record 051).
     certain = profile.confident and seen and not batch.accumulation
     return replace(
         profile, gpu_rate_per_gpu=rates, rate_error=_FIT_ERROR, scaling=None, confident=certain
