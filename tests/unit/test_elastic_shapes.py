@@ -81,6 +81,20 @@ def test_a_granted_job_has_the_rate_of_its_configuration() -> None:
     assert rate == pytest.approx(float(model.throughput(1, 4, 32)))
 
 
+def test_what_was_not_run_or_takes_several_passes_is_a_guess() -> None:
+    """So nothing of the proportional share is taken from the job there."""
+    shot = snapshot(NODES, [pending(elastic(), replace(Profile(), scaling=explored(v100=2)))])
+
+    def is_certain(gpus: int, passes: int = 0) -> bool:
+        batch = BatchSize(local=32, replicas=gpus, accumulation=passes)
+        one = Configuration(gpu_type="v100", gpus=gpus, nodes=1, batch=batch)
+        return as_granted(shot, shot.jobs[0], one).profile.confident
+
+    assert is_certain(1) and is_certain(2)
+    assert not is_certain(4)
+    assert not is_certain(2, passes=1)
+
+
 def test_what_it_was_made_into_stays_the_same_object_over_rounds() -> None:
     one = Configuration(gpus=4, nodes=1, gpu_type="v100", batch=BatchSize(local=32, replicas=4))
     shot = snapshot(NODES, [pending(elastic(), replace(Profile(), scaling=explored()))])
