@@ -13,6 +13,7 @@ from slurm_synergy.errors import ConfigError
 from slurm_synergy.simulator.cells import Outcome
 from slurm_synergy.simulator.comparison import ALIKE, mean
 from slurm_synergy.simulator.experiment import Definition, Expected, Settings, matches
+from slurm_synergy.simulator.experiment_policies import means_something
 from slurm_synergy.simulator.metrics import percentile
 
 __all__ = [
@@ -339,12 +340,15 @@ class Results:
         return self.outcomes.get(cell.model_copy(update=dict(changes)))
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per cell: what varies, then the columns of the definition."""
+        """One row per cell: what varies, None where it means nothing, then the columns."""
         differ = {*varying(tuple(self.outcomes)), "mechanism"}
         keys = [key for key in Settings.model_fields if key in differ]
         return [
             {
-                **{key: shown(getattr(cell, key)) for key in keys},
+                **{
+                    key: shown(getattr(cell, key)) if means_something(cell, key) else None
+                    for key in keys
+                },
                 **{name: self.value(cell, name) for name in self.definition.columns},
             }
             for cell in self.outcomes

@@ -225,3 +225,13 @@ def test_a_short_cut_is_not_judged(results: Results, tmp_path: Path) -> None:
     text = render_experiment(results, results.verdicts(comparable=False), [], "a short cut", "1")
     assert "This is a short cut." in Page(text).text
     assert "as expected, " not in text
+
+
+def test_a_setting_that_means_nothing_to_a_policy_is_empty_in_its_row() -> None:
+    several = {cell(one, fills=fills, elastic=True): outcome(1.0) for one, fills in _FILLED}
+    rows = Results(definition(figures=[], expected=[]), several).rows()
+    assert [(row["policy"], row["fills"]) for row in rows] == [
+        ("sia", None),
+        ("gavel", True),
+        ("gavel", False),
+    ]
