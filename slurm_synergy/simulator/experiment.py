@@ -96,7 +96,7 @@ class Settings(_Model):
     elastic: bool = False
     rigid: Annotated[float, Field(ge=0, le=1)] = 0.0
     scale: Annotated[float, Field(ge=0, le=1)] = 0.0
-    profiling: Literal["bootstrap", "oracle", "none"] = "bootstrap"
+    profiling: Literal["bootstrap", "ledger", "oracle", "none"] = "bootstrap"
     pipelines: Literal["none", "synergy", "dealt"] = "none"
     tuned: str = "listed"
     quantum_s: _Positive = 360.0

@@ -7,7 +7,7 @@ gradient are known as they are. Three regimes tell what is known before that.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from slurm_synergy.core.model import Placement, Profile
@@ -15,7 +15,7 @@ from slurm_synergy.core.scaling import Scaling, TypeSpeed
 from slurm_synergy.simulator.measured import canonical
 from slurm_synergy.simulator.training import Observed, Training
 
-__all__ = ["Learning", "Profiling"]
+__all__ = ["Learning", "Profiling", "Taught"]
 
 _EVERYTHING_GPUS = 1 << 20
 _NEAR = 1.1
@@ -27,26 +27,55 @@ class Profiling(Enum):
 
     ORACLE = "oracle"  # all that was ever measured, on all types
     BOOTSTRAP = "bootstrap"  # a single GPU of every type with some ten batch sizes
+    LEDGER = "ledger"  # that, and what earlier jobs with the same profile key have taught
     NONE = "none"  # nothing
 
 
-class Learning:
-    """The belief about one job; ``belief`` is a new object whenever something was learned."""
+@dataclass(slots=True)
+class Taught:
+    """What jobs with one profile key have taught, as the controller's ledger keeps it.
 
-    __slots__ = ("_epoch", "_explored", "_kinds", "_observed", "_regime", "_training", "belief")
+    By GPU type: where and with which batches they ran, and on how many GPUs at most.
+    """
+
+    observed: dict[str, frozenset[Observed]] = field(default_factory=dict)
+    explored: dict[str, int] = field(default_factory=dict)
+
+    def take_in(self, kind: str, observed: frozenset[Observed], explored: int) -> None:
+        """A job knows as much of a GPU type by now."""
+        self.observed[kind] = self.observed.get(kind, frozenset()) | observed
+        self.explored[kind] = max(self.explored.get(kind, 0), explored)
+
+
+class Learning:
+    """The belief about one job; ``belief`` is a new object whenever something was learned.
+
+    Under ``LEDGER`` it begins with what is ``taught`` by then, and teaches what it learns.
+    """
+
+    __slots__ = ("_epoch", "_explored", "_observed", "_taught", "_training", "belief")
 
     def __init__(
-        self, training: Training, profile: Profile, kinds: tuple[str, ...], regime: Profiling
+        self,
+        training: Training,
+        profile: Profile,
+        kinds: tuple[str, ...],
+        regime: Profiling,
+        taught: Taught | None = None,
     ) -> None:
-        self._training, self._kinds, self._regime = training, kinds, regime
+        self._training = training
+        self._taught = taught if regime is Profiling.LEDGER else None
         self._observed: dict[str, frozenset[Observed]] = {}
         self._explored = dict.fromkeys(kinds, 0)
         for kind in kinds:
             if regime is Profiling.ORACLE:
                 self._observed[kind] = training.everything(kind)
                 self._explored[kind] = _EVERYTHING_GPUS
-            elif regime is Profiling.BOOTSTRAP:
+            elif regime is not Profiling.NONE:
                 self._observed[kind] = training.alone(kind)
+            if self._taught is not None and kind in self._taught.observed:
+                self._observed[kind] |= self._taught.observed[kind]
+                self._explored[kind] = self._taught.explored[kind]
         self._epoch = (0, float(training.model.batch[0]))
         self.belief = self._believe(profile, self._speeds())
 
@@ -68,6 +97,8 @@ class Learning:
             self._observed[kind] = known | {(pattern, batch.local)}
         if kind in self._observed:
             self._explored[kind] = max(self._explored[kind], placement.gpus)
+            if self._taught is not None:
+                self._taught.take_in(kind, self._observed[kind], self._explored[kind])
         # As the same object while only the statistics are new, so that it need not be looked into.
         before = self.belief.scaling
         is_new = before is None or not is_seen or grew

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from slurm_synergy.core.model import Elasticity, Job, Node, Profile
 from slurm_synergy.errors import ConfigError, ModelError
-from slurm_synergy.simulator.learning import Learning, Profiling
+from slurm_synergy.simulator.learning import Learning, Profiling, Taught
 from slurm_synergy.simulator.measured import Application, read_application
 from slurm_synergy.simulator.pipelines import MEASURED_ON, dealt_cores, pipeline_of
 from slurm_synergy.simulator.sia_models import SiaModel, sia_model
@@ -22,7 +22,7 @@ from slurm_synergy.simulator.tuned_jobs import MOST_GPUS, TunedShape, tuned_shap
 
 __all__ = ["LISTED", "ElasticWorkload", "elastic_trace"]
 
-_REGIMES = ("bootstrap", "oracle", "none")
+_REGIMES = ("bootstrap", "ledger", "oracle", "none")
 _PIPELINES = ("none", "synergy", "dealt")
 LISTED = "listed"
 """The word for rigid jobs that ask for what the workload lists."""
@@ -140,6 +140,7 @@ class _Maker:
         self._dealt = dealt_cores(len(workload.jobs))
         self._applications: dict[str, Application] = {}
         self._shapes: dict[str, tuple[TunedShape, ...]] = {}
+        self._taught: dict[str, Taught] = {}
 
     def job(self, job_id: int, row: SiaJob) -> SimulatedJob:
         """One job. Raises ConfigError when it cannot be simulated."""
@@ -173,7 +174,8 @@ class _Maker:
         if pipeline is not None and elasticity is Elasticity.RIGID:
             rates = self._rates(row.gpus, training, kinds)
             profile = replace(profile, gpu_rate_per_gpu=rates)
-        learn = partial(Learning, training, profile, kinds, self._workload.regime)
+        taught = self._taught.setdefault(key, Taught())
+        learn = partial(Learning, training, profile, kinds, self._workload.regime, taught)
         return SimulatedJob(
             job=self._asked(job_id, row, elasticity, training, kinds),
             truth=profile,

@@ -9,9 +9,9 @@ nobody chooses: every job is rigid, on its tuned number of GPUs.
 
 With ``elastic=full`` GPUs and batch size are for the scheduler to choose (``sia_jobs``). Then
 ``rigid`` and ``scale`` are the parts of jobs that are less elastic, ``profiling`` (``oracle``,
-``bootstrap``, ``none``) is what is known of a job on its arrival, and ``pipelines`` (``synergy``,
-``dealt``) gives them input pipelines. Rigid jobs ask for what the workload lists, with
-``tuned=TYPE`` for what is good on GPUs of that type (``tuned_jobs``); ``rigid=1`` is the
+``ledger``, ``bootstrap``, ``none``) is what is known of a job on its arrival, and ``pipelines``
+(``synergy``, ``dealt``) gives them input pipelines. Rigid jobs ask for what the workload lists,
+with ``tuned=TYPE`` for what is good on GPUs of that type (``tuned_jobs``); ``rigid=1`` is the
 workload of schedulers that choose neither GPUs nor batch.
 """
 

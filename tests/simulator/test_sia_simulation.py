@@ -29,7 +29,7 @@ from slurm_synergy.policies.sia import SIA
 from slurm_synergy.simulator.cluster import SimulatedCluster
 from slurm_synergy.simulator.engine import Outline, Played, play
 from slurm_synergy.simulator.experiment import Settings
-from slurm_synergy.simulator.learning import Learning, Profiling
+from slurm_synergy.simulator.learning import Learning, Profiling, Taught
 from slurm_synergy.simulator.measured import read_application
 from slurm_synergy.simulator.metrics import job_results
 from slurm_synergy.simulator.pace import Pace
@@ -390,6 +390,28 @@ def test_what_is_known_on_arrival(training: Training, regime: Profiling) -> None
     assert all((gpus > 64) == (regime is Profiling.ORACLE) for gpus in explored)
 
 
+def test_with_the_ledger_the_next_job_begins_with_what_earlier_ones_taught(
+    training: Training,
+) -> None:
+    taught = Taught()
+
+    def arrives(regime: Profiling) -> Learning:
+        return Learning(training, Profile(), tuple(SPEEDS), regime, taught)
+
+    first = arrives(Profiling.LEDGER)
+    for gpus in (2, 4):
+        first.watch(placed("aws", gpus, batch=BatchSize(local=64, replicas=gpus)), 1.0)
+    second, stranger = arrives(Profiling.LEDGER), arrives(Profiling.BOOTSTRAP)
+    for one, most in ((first, 4), (second, 4), (stranger, 0)):
+        scaling = one.belief.scaling
+        assert scaling is not None
+        assert scaling.speeds["aws"].explored_gpus == most
+        assert scaling.speeds["rtx"].explored_gpus == 0
+    assert second.belief.scaling == first.belief.scaling
+    stranger.watch(placed("aws", 8, batch=BatchSize(local=64, replicas=8)), 1.0)
+    assert taught.explored == {"aws": 4}
+
+
 def test_a_belief_is_new_exactly_when_something_was_learned(training: Training) -> None:
     learning = Learning(training, Profile(), tuple(SPEEDS), Profiling.NONE)
     batch = BatchSize(local=64, replicas=2)
@@ -490,7 +512,7 @@ def test_a_split_model_runs_on_whole_copies(
         ("elastic=full,gpu_type=aws", "has no meaning for elastic jobs"),
         ("elastic=full,rigid=2", "is not a part"),
         ("elastic=full,rigid=0.6,scale=0.6", "more than all jobs"),
-        ("elastic=full,profiling=some", "choose one of bootstrap, oracle, none"),
+        ("elastic=full,profiling=some", "choose one of bootstrap, ledger, oracle, none"),
         ("elastic=full,pipelines=some", "choose one of none, synergy"),
     ],
 )

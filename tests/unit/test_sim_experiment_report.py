@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_sim_report import HOSTILE, Page
 
+from slurm_synergy.cli.experiment_show import show, write_outputs
 from slurm_synergy.simulator.cells import Outcome
 from slurm_synergy.simulator.charts import BarChart, LineChart
 from slurm_synergy.simulator.experiment import Definition, Settings
@@ -235,3 +237,16 @@ def test_a_setting_that_means_nothing_to_a_policy_is_empty_in_its_row() -> None:
         ("gavel", True),
         ("gavel", False),
     ]
+
+
+def test_such_a_setting_is_an_empty_field_and_a_dash_in_the_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    several = {cell(one, fills=fills, elastic=True): outcome(1.0) for one, fills in _FILLED}
+    results = Results(definition(figures=[], expected=[]), several)
+    content = write_outputs(results, tmp_path, tmp_path / "report.html", 1.0)
+    written = list(csv.DictReader((tmp_path / "table.csv").read_text().splitlines()))
+    assert [row["fills"] for row in written] == ["", "True", "False"]
+    show(results, content, tmp_path, tmp_path / "report.html")
+    head, *lines = [line.split() for line in capsys.readouterr().out.splitlines()[2:6]]
+    assert [line[head.index("fills")] for line in lines] == ["-", "True", "False"]
