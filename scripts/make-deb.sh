@@ -31,8 +31,9 @@ DESTDIR=$root PREFIX=/usr SYSCONFDIR=/etc UNITDIR=/usr/lib/systemd/system BASEPY
 install -D -m 0644 LICENSE "$root/usr/share/doc/slurm-synergy/copyright"
 gzip -9n < CHANGELOG.md > "$stage/changelog.gz"
 install -m 0644 "$stage/changelog.gz" "$root/usr/share/doc/slurm-synergy/changelog.gz"
-for guide in docs/*.md; do
-    install -m 0644 "$guide" "$root/usr/share/doc/slurm-synergy/$(basename "$guide")"
+# With the pages and decisions that the guides link to.
+for guide in docs/*.md docs/*/*.md; do
+    install -D -m 0644 "$guide" "$root/usr/share/doc/slurm-synergy/${guide#docs/}"
 done
 
 # 1.0rc1 comes before 1.0: Debian writes that with a tilde.

@@ -266,6 +266,9 @@ def test_a_debian_package_has_the_installation_and_says_what_it_needs(tmp_path: 
     for unit in ("slurm-synergyd", "slurm-synergyd-node"):
         text = (root / f"usr/lib/systemd/system/{unit}.service").read_text()
         assert "\nExecStart=/usr/lib/slurm-synergy/bin/slurm-synergyd " in text
+    guides = root / "usr/share/doc/slurm-synergy"
+    for page in ROOT.glob("docs/**/*.md"):
+        assert (guides / page.relative_to(ROOT / "docs")).read_text() == page.read_text()
     owners = {line.split()[1] for line in told("--contents").splitlines()}
     assert owners == {"root/root"}
 
