@@ -61,7 +61,8 @@ def test_a_job_beyond_the_partitions_limits_is_explained_and_started_when_they_c
         until(lambda: is_limited(daemon, wide, "MaxNodes"), daemon)
         # Its GPUs are not kept for it.
         slurm.running(slurm.submit("--gres=gpu:8", "--time=5", script="sleep 3\n"))
-        assert slurm.job(long).held is Hold.ADMIN
+        # It is held again after each try.
+        slurm.wait(long, lambda facts: facts.held is Hold.ADMIN)
         # Waits of 2, 4, 8 seconds: however slow this machine is, there are only so many tries.
         assert max(tries(daemon, long), tries(daemon, wide)) <= 5
     finally:
