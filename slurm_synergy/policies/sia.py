@@ -228,7 +228,7 @@ def _must_run(snapshot: Snapshot, contest: Contest) -> list[JobStatus]:
 
 
 def _free_gpus(snapshot: Snapshot, contest: Contest) -> int:
-    taken = gpus_of(contest.kept)
+    taken = contest.taken()
     return sum(max(one.capacity.gpus - taken.get(one.name, 0), 0) for one in snapshot.nodes)
 
 

@@ -167,19 +167,21 @@ def _largest_node(placement: Placement) -> int:
 def _assert_whole(snapshot: Snapshot, status: JobStatus, placement: Placement) -> None:
     """An elastic job on several nodes has them as a whole, unless it just stays where it is.
 
-    Where a type's nodes have unlike sizes, a small one may lack the memory that a piece of a larger
-    one has.
+    A piece of a larger node stands in for a whole small one that has not what the piece has.
     """
     now = held(status)
     if status.job.elasticity is Elasticity.RIGID or len(placement.shares) == 1:
-        return
-    if len({one.total for one in snapshot.nodes if one.gpu_type == placement.gpu_type}) > 1:
         return
     if placement.batch is None and placement.gpus == status.job.gpus:
         return  # as its user asked for
     if now is None or now.gpu_layout != placement.gpu_layout:
         for name, share in placement.shares:
-            assert share.gpus == snapshot.node(name).total.gpus
+            assert share.gpus == snapshot.node(name).total.gpus or any(
+                one.gpu_type == placement.gpu_type
+                and one.total.gpus == share.gpus
+                and not share.fits_in(one.capacity)
+                for one in snapshot.nodes
+            )
 
 
 @every_mechanism
